@@ -1,0 +1,239 @@
+"""The TrainingJob manifest: one form everywhere (REST, CLI, SDK, Kafka, kubectl).
+
+Keys are camelCase; hyperparameters keep the algorithm's snake_case.
+
+Rules: an unknown key is refused by name; a key of a later version is refused as not available; every default stands here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.alias_generators import to_camel
+
+from .algorithms import effective_hyperparameters
+from .errors import FieldError, InvalidManifest, field_errors, nearest, shorten
+from .quantities import cpu_millis, duration_s, memory_bytes
+
+__all__ = [
+    "MANIFEST_BYTES_MAX",
+    "CheckpointPolicy",
+    "EnvironmentSpec",
+    "JobSpec",
+    "Metadata",
+    "OutputSpec",
+    "Resources",
+    "RetryPolicy",
+    "StopRules",
+    "TrainingJob",
+    "effective_values",
+    "parse_manifest",
+    "spec_digest",
+]
+
+MANIFEST_BYTES_MAX = 262_144  # what fits in a Kubernetes annotation, so that one manifest can go through every door
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_NOT_BUILT = {
+    "minReplicas", "evaluation", "code", "env", "datasets", "initFrom", "pools", "priorityClass", "priority", "preemptible", "nodeSelector",
+    "tolerations", "topology", "spot", "pendingDeadline", "ttlAfterFinished", "suspend", "array",
+}  # fmt: skip
+
+
+def dns_label(value: object) -> str:
+    """A name as Kubernetes and DNS allow it. Raises ValueError("message; remedy")."""
+    text = value if isinstance(value, str) else ""
+    if not text or len(text) > 63 or not _NAME.fullmatch(text):
+        raise ValueError(f"{shorten(value)} is not a DNS label; use up to 63 of a-z, 0-9 and '-', starting and ending with a letter or digit")
+    return text
+
+
+DnsLabel = Annotated[str, BeforeValidator(dns_label)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=to_camel, validate_by_alias=True, validate_by_name=False, serialize_by_alias=True
+    )
+
+
+class Metadata(_Part):
+    name: DnsLabel | None = None
+    generate_name: str | None = Field(None, max_length=58, description="prefix; a suffix is drawn when there is no name")
+    namespace: DnsLabel = "default"
+    labels: dict[Annotated[str, Field(max_length=128)], Annotated[str, Field(max_length=256)]] = Field(default_factory=dict, max_length=32)
+
+    @model_validator(mode="after")
+    def _named(self) -> Metadata:
+        if self.name is None and self.generate_name is None:
+            raise ValueError("has neither name nor generateName; add metadata.name")
+        if self.generate_name is not None:
+            dns_label(self.generate_name.rstrip("-") or "?")
+        return self
+
+
+class EnvironmentSpec(_Part):
+    id: str = Field(min_length=1, max_length=256, description="a Gymnasium id, for example CartPole-v1")
+    arguments: dict[str, Any] = Field(default_factory=dict, alias="kwargs", max_length=64, description="keyword arguments of gymnasium.make")
+
+
+class Resources(_Part):
+    """What one replica gets."""
+
+    cpu: float | str = Field(1, description="cores: 2, 0.5 or 500m")
+    memory: str | int = Field("2Gi", description="for example 4Gi")
+    gpu: int = Field(0, ge=0, le=64, description="whole GPUs")
+
+    @field_validator("cpu", mode="before")
+    @classmethod
+    def _cpu(cls, value: object) -> object:
+        cpu_millis(value)
+        return value
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _memory(cls, value: object) -> object:
+        memory_bytes(value)
+        return value
+
+    @field_validator("gpu", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        if isinstance(value, bool) or (isinstance(value, (float, str)) and not str(value).isdigit()):
+            raise ValueError(f"must be a whole number of GPUs, got {shorten(value)}; GPUs are not shared between replicas: write 0, 1, 2, …")
+        return value
+
+    @property
+    def cpu_millis(self) -> int:
+        return cpu_millis(self.cpu)
+
+    @property
+    def memory_bytes(self) -> int:
+        return memory_bytes(self.memory)
+
+
+def _duration(value: object) -> object:
+    if value is not None:
+        duration_s(value)
+    return value
+
+
+Duration = Annotated[str | int, BeforeValidator(_duration)]
+
+
+class StopRules(_Part):
+    """Training ends at the first rule that holds. Any rule given here switches the implicit one off."""
+
+    total_steps: int | None = Field(None, ge=1, le=10**13, description="environment steps over all replicas")
+    target_return: float | None = Field(None, allow_inf_nan=False, description="mean return over `window` episodes")
+    window: int = Field(100, ge=1, le=10_000, description="episodes that the mean return is taken over")
+    max_time: Duration | None = Field(None, description="training time, for example 2h")
+
+    @property
+    def given(self) -> bool:
+        return self.total_steps is not None or self.target_return is not None or self.max_time is not None
+
+
+class CheckpointPolicy(_Part):
+    every: Duration = Field("60s", description="time between checkpoints")
+    keep: int = Field(3, ge=1, le=1000, description="checkpoints kept for resuming, newest first")
+
+
+class OutputSpec(_Part):
+    model: DnsLabel | None = Field(None, description="name of the model; default: the job's name")
+
+
+class RetryPolicy(_Part):
+    infrastructure: int = Field(3, ge=0, le=100, description="attempts after a lost node or a failed start")
+    user_error: int = Field(0, ge=0, le=100, description="attempts after an error in the environment or the settings")
+
+
+class JobSpec(_Part):
+    algorithm: str = Field(min_length=1, max_length=64)
+    environment: EnvironmentSpec
+    replicas: int = Field(1, ge=1, le=512, strict=True, description="processes of the gang")
+    resources: Resources = Resources()
+    hyperparameters: dict[str, Any] = Field(default_factory=dict, max_length=128)
+    seed: int | None = Field(None, ge=0, lt=2**31, strict=True, description="default: drawn from the job's uid, and recorded")
+    stop: StopRules = StopRules()
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    output: OutputSpec = OutputSpec()
+    retry: RetryPolicy = RetryPolicy()
+    pool: DnsLabel = "default"
+    max_runtime: Duration = Field("7d", description="running time over all attempts, after which the job fails")
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _short_form(cls, value: object) -> object:
+        return {"id": value} if isinstance(value, str) else value
+
+
+class TrainingJob(_Part):
+    """What a user asks for."""
+
+    api_version: Literal["opentinker.io/v1"]
+    kind: Literal["TrainingJob"]
+    metadata: Metadata
+    spec: JobSpec
+
+
+def parse_manifest(document: object, environments: Collection[str] | None = None) -> TrainingJob:
+    """Check a decoded JSON or YAML document. `environments`: the ids that exist, or None to accept any.
+
+    Raises InvalidManifest with one FieldError per mistake.
+    """
+    if not isinstance(document, Mapping):
+        message = f"must be an object with apiVersion, kind, metadata and spec, got {shorten(document)}"
+        raise InvalidManifest([FieldError(field="", message=message, remedy="see examples/cartpole-v1.json")])
+    spec = document.get("spec")
+    later = sorted(_NOT_BUILT & set(spec)) if isinstance(spec, Mapping) else []
+    errors = [FieldError(field=f"spec.{key}", message="is not available in this version", remedy="remove it") for key in later]
+    try:
+        job = TrainingJob.model_validate(document)
+    except ValidationError as error:
+        others = [found for found in field_errors(error, TrainingJob) if found.field.removeprefix("spec.") not in later]
+        raise InvalidManifest(errors + others) from None
+    try:
+        effective_hyperparameters(job.spec.algorithm, job.spec.hyperparameters)
+    except InvalidManifest as error:
+        errors.extend(error.errors)
+    identifier = job.spec.environment.id
+    if environments is not None and identifier not in environments:
+        guess = nearest(identifier, environments)
+        remedy = f"did you mean {guess}?" if guess else "use a Gymnasium id such as CartPole-v1"
+        errors.append(FieldError(field="spec.environment", message=f"unknown environment {shorten(identifier)}", remedy=remedy))
+    if errors:
+        raise InvalidManifest(errors)
+    return job
+
+
+def spec_digest(job: TrainingJob) -> str:
+    """SHA-256 of what was asked for, so that the same key with another payload is noticed: `sha256:<64 hex>`."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return "sha256:" + hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def effective_values(job: TrainingJob) -> list[tuple[str, Any, Literal["manifest", "default"]]]:
+    """Every value the job will run with, by path, and where it comes from."""
+    rows: list[tuple[str, Any, Literal["manifest", "default"]]] = []
+    _collect(job, "", rows)
+    hyperparameters = effective_hyperparameters(job.spec.algorithm, job.spec.hyperparameters)
+    for name in type(hyperparameters).model_fields:
+        given = name in job.spec.hyperparameters
+        rows.append((f"spec.hyperparameters.{name}", getattr(hyperparameters, name), "manifest" if given else "default"))
+    return rows
+
+
+def _collect(part: BaseModel, prefix: str, rows: list[tuple[str, Any, Literal["manifest", "default"]]]) -> None:
+    for name, field in type(part).model_fields.items():
+        path, value = f"{prefix}{field.alias or name}", getattr(part, name)
+        if path == "spec.hyperparameters":
+            continue
+        if isinstance(value, BaseModel):
+            _collect(value, path + ".", rows)
+        else:
+            rows.append((path, value, "manifest" if name in part.model_fields_set else "default"))

@@ -1,0 +1,98 @@
+"""Every message of every topic. Commands are imperative, events past tense; fields are snake_case; times are milliseconds or ISO 8601.
+
+One file per role, since the role decides who may write the topic: requests (anyone), commands (gateway, operator, ingress), reports (agents),
+admin (administrators), placements and job events and alerts (scheduler), training (agents), checkpoints (registry).
+"""
+
+from __future__ import annotations
+
+from .admin import CordonNode, UncordonNode
+from .alerts import DeadLettered, NodeLost, NodeRecovered
+from .checkpoints import CheckpointCommitted, ModelVersionRegistered
+from .commands import CancelJob, SubmitJob
+from .jobs import (
+    AttemptFinished,
+    AttemptPlaced,
+    AttemptRunning,
+    AttemptStopping,
+    Cause,
+    JobCancelled,
+    JobCompleted,
+    JobEvent,
+    JobFailed,
+    JobPhase,
+    JobRequeued,
+    JobStatus,
+    JobSubmitted,
+    JobUnschedulable,
+    ModelReference,
+    Progress,
+    UnschedulableReason,
+)
+from .placements import Rendezvous, ReplicaAssignment, ResumeAttempt, StartAttempt, StopAttempt, StopReason
+from .reports import (
+    AgentStarted,
+    AttemptEnded,
+    AttemptOutcome,
+    AttemptPhase,
+    AttemptProgress,
+    Device,
+    FailureClass,
+    Heartbeat,
+    NodeCapacity,
+    Tick,
+)
+from .requests import CancelTrainingJob, JobAccepted, JobRejected, RequestReference
+from .training import LogLines, MetricValue, TrainingMetrics
+
+__all__ = [
+    "AgentStarted",
+    "AttemptEnded",
+    "AttemptFinished",
+    "AttemptOutcome",
+    "AttemptPhase",
+    "AttemptPlaced",
+    "AttemptProgress",
+    "AttemptRunning",
+    "AttemptStopping",
+    "CancelJob",
+    "CancelTrainingJob",
+    "Cause",
+    "CheckpointCommitted",
+    "CordonNode",
+    "DeadLettered",
+    "Device",
+    "FailureClass",
+    "Heartbeat",
+    "JobAccepted",
+    "JobCancelled",
+    "JobCompleted",
+    "JobEvent",
+    "JobFailed",
+    "JobPhase",
+    "JobRejected",
+    "JobRequeued",
+    "JobStatus",
+    "JobSubmitted",
+    "JobUnschedulable",
+    "LogLines",
+    "MetricValue",
+    "ModelReference",
+    "ModelVersionRegistered",
+    "NodeCapacity",
+    "NodeLost",
+    "NodeRecovered",
+    "Progress",
+    "Rendezvous",
+    "ReplicaAssignment",
+    "RequestReference",
+    "ResumeAttempt",
+    "StartAttempt",
+    "StopAttempt",
+    "StopReason",
+    "SubmitJob",
+    "Tick",
+    "TrainingMetrics",
+    "UncordonNode",
+    "UnschedulableReason",
+]

@@ -1,0 +1,36 @@
+"""What somebody should look at (`alerts`, key subject)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from ..errors import FieldError
+from ..records import Message
+from .types import JobUid, Millis, Name, NodeName, Text
+
+__all__ = ["DeadLettered", "NodeLost", "NodeRecovered"]
+
+
+class DeadLettered(Message):
+    """A record could not be read. Its original bytes, headers and the error are on `dead_letter_topic`."""
+
+    topic: Text
+    partition: int
+    offset: int
+    dead_letter_topic: Text
+    errors: tuple[FieldError, ...] = Field(min_length=1)
+    time_ms: Millis
+
+
+class NodeLost(Message):
+    node: NodeName
+    pool: Name
+    reason: Text
+    attempts: tuple[JobUid, ...] = ()  # live attempts that had a part there
+    time_ms: Millis
+
+
+class NodeRecovered(Message):
+    node: NodeName
+    pool: Name
+    time_ms: Millis

@@ -1,0 +1,147 @@
+"""What agents tell the scheduler (`nodes.reports`, key pool), and the scheduler's own ticks.
+
+An agent sends AgentStarted once per incarnation, then Heartbeats: at an interval, and at once when an attempt's phase changes. It lists an attempt
+until the AttemptEnded for it is acknowledged by Kafka, so that a heartbeat without it means: it is not there.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from ..records import Message
+from .jobs import ModelReference
+from .types import Count, JobUid, Millis, Name, NodeName, Text, Uid
+
+__all__ = [
+    "AgentStarted",
+    "AttemptEnded",
+    "AttemptOutcome",
+    "AttemptPhase",
+    "AttemptProgress",
+    "Device",
+    "FailureClass",
+    "Heartbeat",
+    "NodeCapacity",
+    "Tick",
+]
+
+ReturnValue = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class AttemptPhase(StrEnum):
+    """One node's part of an attempt, as its agent sees it."""
+
+    PREPARING = "Preparing"  # fence raised, processes starting
+    RUNNING = "Running"
+    PAUSED = "Paused"  # the agent's half of the lease ran out; waits for ResumeAttempt or StopAttempt
+    STOPPING = "Stopping"
+
+
+class AttemptOutcome(StrEnum):
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"  # because it was told to
+
+
+class FailureClass(StrEnum):
+    """Why an attempt failed; decides whether it is tried again."""
+
+    USER_ERROR = "UserError"  # the environment or the settings; the same again would fail again
+    INFRASTRUCTURE = "Infrastructure"  # node, network, registry, a process killed from outside
+    OUT_OF_MEMORY = "OutOfMemory"
+    NON_FINITE = "NonFinite"  # loss or weights became NaN or infinite
+    LOST = "Lost"  # the agent or its node went away
+    START_FAILED = "StartFailed"  # never came to run
+
+
+class Device(Message):
+    index: int = Field(ge=0, lt=1024)
+    kind: Text = "gpu"
+    memory_bytes: Count = 0
+    simulated: bool = False
+
+
+class NodeCapacity(Message):
+    cpu_millis: Count
+    memory_bytes: Count
+    devices: tuple[Device, ...] = Field((), max_length=1024)
+
+
+class AttemptProgress(Message):
+    """What one node knows of one attempt. Only the node that runs rank 0 knows returns and checkpoints."""
+
+    job_uid: JobUid
+    attempt_number: int = Field(ge=1)
+    lease_epoch: int = Field(ge=1)
+    phase: AttemptPhase
+    replicas_running: int = Field(0, ge=0)
+    global_step: Count = 0
+    total_steps: Count = 0
+    env_steps_per_s: ReturnValue = 0.0
+    mean_return: ReturnValue | None = None
+    episodes: Count = 0
+    checkpoint_id: Uid | None = None
+    checkpoint_step: Count = 0
+
+
+class AgentStarted(Message):
+    """The agent's process is new. Attempts of earlier incarnations that `adopted` does not name are gone."""
+
+    node: NodeName
+    incarnation: Uid
+    pool: Name
+    boot_id: Text
+    agent_version: Text
+    capacity: NodeCapacity
+    labels: dict[str, str] = Field(default_factory=dict, max_length=64)
+    address: Text
+    port_low: int = Field(ge=1, le=65535)
+    port_high: int = Field(ge=1, le=65535)
+    adopted: tuple[AttemptProgress, ...] = Field((), max_length=1024)
+
+
+class Heartbeat(Message):
+    """`applied_seq`: every command up to this number has been applied. `capacity` only when it changed."""
+
+    node: NodeName
+    incarnation: Uid
+    pool: Name
+    sequence: Count
+    applied_seq: Count
+    attempts: tuple[AttemptProgress, ...] = Field((), max_length=1024)
+    capacity: NodeCapacity | None = None
+
+
+class AttemptEnded(Message):
+    """All processes of this node's part are gone; its devices are free again."""
+
+    node: NodeName
+    incarnation: Uid
+    pool: Name
+    job_uid: JobUid
+    attempt_number: int = Field(ge=1)
+    lease_epoch: int = Field(ge=1)
+    ranks: tuple[int, ...] = Field(max_length=1024)
+    outcome: AttemptOutcome
+    failure_class: FailureClass | None = None
+    message: Text = ""
+    exit_codes: dict[int, int] = Field(default_factory=dict, max_length=1024)  # by rank; negative: the signal
+    global_step: Count = 0
+    episodes: Count = 0
+    mean_return: ReturnValue | None = None
+    stop_reason: Text = ""  # which stop rule ended training
+    checkpoint_id: Uid | None = None
+    checkpoint_step: Count = 0
+    model: ModelReference | None = None
+
+
+class Tick(Message):
+    """Makes time pass in a partition that nobody writes to."""
+
+    partition: int = Field(ge=0)
+    worker: Uid
+    sequence: Count
+    sent_ms: Millis
