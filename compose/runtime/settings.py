@@ -87,9 +87,6 @@ class SchedulerSettings(_Group):
     replica_port: int = Field(8082, ge=0, le=65535)
     replica_url: str = "http://127.0.0.1:8082"
     session_timeout_s: float = Field(6.0, ge=1, le=300)  # Kafka's group session: how soon a dead worker's partitions move
-    heartbeat_interval_s: float = Field(2.0, gt=0, le=60)  # what agents are told to keep
-    lease_timeout_s: float = Field(10.0, gt=0, le=600)
-    hold_timeout_s: float = Field(600.0, gt=0)
     tick_interval_s: float = Field(1.0, gt=0, le=10)
 
 
@@ -104,8 +101,9 @@ class AgentSettings(_Group):
     memory: str = ""  # for example 8Gi; empty: what the machine has
     simulated_gpus: int = Field(0, ge=0, le=64)  # devices to advertise that are not there; marked simulated
     heartbeat_interval_s: float = Field(2.0, gt=0, le=60)
-    lease_timeout_s: float = Field(10.0, gt=0, le=600)
-    lease_margin_s: float = Field(3.0, ge=0, le=60)
+    lease_timeout_s: float = Field(10.0, gt=0, le=600)  # announced to the scheduler, which keeps to it
+    lease_margin_s: float = Field(3.0, ge=0, le=60)  # the agent stops this much earlier
+    hold_timeout_s: float = Field(600.0, gt=0, le=86400)  # how long a paused trainer waits for Resume
     directory: Path | None = None  # default $OPENTINKER_HOME/agents/<node>
 
 

@@ -88,7 +88,10 @@ class AttemptProgress(Message):
 
 
 class AgentStarted(Message):
-    """The agent's process is new. Attempts of earlier incarnations that `adopted` does not name are gone."""
+    """The agent's process is new; attempts of earlier incarnations that `adopted` does not name are gone.
+
+    Sent again with the same incarnation (every minute) it is an announcement of what the node is and runs, and resets nothing.
+    """
 
     node: NodeName
     incarnation: Uid
@@ -100,6 +103,7 @@ class AgentStarted(Message):
     address: Text
     port_low: int = Field(ge=1, le=65535)
     port_high: int = Field(ge=1, le=65535)
+    lease_timeout_ms: int = Field(10_000, ge=1_000, le=600_000)  # without a heartbeat for this long the scheduler gives the node up
     adopted: tuple[AttemptProgress, ...] = Field((), max_length=1024)
 
 

@@ -1,0 +1,205 @@
+"""What the scheduler knows, as small frozen values. Integers only: milliseconds, millicores, bytes, returns in thousandths.
+
+Every kind is journaled whole, so that applying any suffix of the journal again is harmless. `KINDS` names them for codec and hash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
+from opentinker.schemas.messages.placements import StopReason
+from opentinker.schemas.messages.reports import AttemptOutcome, FailureClass
+
+from .lifecycle import PartPhase
+
+__all__ = [
+    "KINDS",
+    "Allocation",
+    "Attempt",
+    "Clock",
+    "DeviceSlot",
+    "Entity",
+    "Job",
+    "Node",
+    "NodeLease",
+    "Part",
+    "Requirement",
+    "Result",
+    "Training",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """A partition's time and counters. Its id is always `clock`."""
+
+    now_ms: int = 0  # pool time: moves by what the broker's stamps move, at most 2 s an input
+    append_ms: int = 0  # the newest stamp seen
+    submissions: int = 0  # numbers jobs in the order of arrival
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Requirement:
+    """What a gang needs: jobs with equal requirements fit or do not fit together."""
+
+    replicas: int
+    cpu_millis: int  # per replica, as all below
+    memory_bytes: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How far training is, as rank 0's agent last said."""
+
+    global_step: int = 0
+    total_steps: int = 0
+    env_steps_per_s: int = 0
+    mean_return_milli: int | None = None
+    episodes: int = 0
+    checkpoint_id: str | None = None
+    checkpoint_step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    uid: str
+    namespace: str
+    name: str
+    pool: str
+    labels: dict[str, str]
+    spec: dict[str, Any]
+    spec_digest: str
+    submitted_by: str
+    traceparent: str
+    model: str
+    seed: int
+    order: int
+    needs: Requirement
+    max_runtime_ms: int
+    retries_infrastructure: int
+    retries_user_error: int
+    submitted_ms: int  # broker time
+    placeable_ms: int  # broker time of the input since which nothing but the scheduler stood in the way
+    phase: JobPhase = JobPhase.PENDING
+    reason: str = ""
+    message: str = ""
+    unschedulable: UnschedulableReason | None = None
+    revision: int = 0
+    attempt_number: int = 0
+    lease_epoch: int = 0
+    failures_infrastructure: int = 0
+    failures_user_error: int = 0
+    eligible_at: int = 0  # pool time before which it waits
+    ran_ms: int = 0  # running time of attempts that are over
+    started_ms: int | None = None  # broker time
+    finished_ms: int | None = None  # broker time
+    purge_at: int | None = None  # pool time
+    training: Training = Training()
+    stop_reason: str = ""
+    model_version: int = 0  # 0: none registered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One node's share of an attempt."""
+
+    node: str
+    incarnation: str
+    ranks: tuple[int, ...]
+    devices: tuple[tuple[int, ...], ...]  # by rank, in the order of `ranks`
+    phase: PartPhase = PartPhase.PLACED
+    replicas_running: int = 0
+    start_seq: int = 0  # command_seq of StartAttempt; 0: adopted, nothing to send
+    stop_seq: int = 0  # command_seq of StopAttempt; 0: not told to stop
+    resume_seq: int = 0
+    sent_at: int = 0  # pool time of the newest command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What an attempt came to, pinned by the first part that decides it."""
+
+    outcome: AttemptOutcome
+    failure_class: FailureClass | None = None
+    message: str = ""
+    stop_reason: str = ""
+    model_version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """The live attempt of a job. Its id is the job's uid: there is never a second."""
+
+    job_uid: str
+    pool: str
+    attempt_number: int
+    lease_epoch: int
+    parts: tuple[Part, ...]
+    address: str
+    port: int
+    placed_at: int  # pool time
+    running_at: int | None = None
+    stop: StopReason | None = None
+    stop_message: str = ""
+    result: Result | None = None
+    training: Training = Training()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSlot:
+    index: int
+    kind: str
+    simulated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What one attempt holds on a node until the agent says it is gone, also after the attempt is over for the scheduler."""
+
+    job_uid: str
+    attempt_number: int
+    lease_epoch: int
+    cpu_millis: int
+    memory_bytes: int
+    devices: tuple[int, ...]
+    port: int = 0  # rank 0's rendezvous
+    unknown: bool = False  # reported by the agent, never placed by this state: its size is not known, nothing is placed beside it
+    stop_sent_at: int = 0  # pool time, once the attempt is not live any more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    name: str
+    pool: str
+    incarnation: str
+    boot_id: str
+    cpu_millis: int
+    memory_bytes: int
+    devices: tuple[DeviceSlot, ...]
+    labels: dict[str, str] = field(default_factory=dict)
+    address: str
+    port_low: int
+    port_high: int
+    lease_timeout_ms: int
+    alive: bool = True
+    cordoned: bool = False
+    command_seq: int = 0
+    allocations: tuple[Allocation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLease:
+    """What every heartbeat changes, apart from the node, so that a heartbeat journals little."""
+
+    node: str
+    expires_at: int  # pool time
+    applied_seq: int = 0
+    heard_ms: int = 0  # broker time of the newest heartbeat
+
+
+Entity = Clock | Job | Attempt | Node | NodeLease
+
+KINDS: Final[dict[str, type[Entity]]] = {"clock": Clock, "job": Job, "attempt": Attempt, "node": Node, "lease": NodeLease}

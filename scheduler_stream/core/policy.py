@@ -1,0 +1,39 @@
+"""The numbers that decisions depend on. A change here is a change of decisions: raise CORE_VERSION with it.
+
+All times are milliseconds of the pool clock, which follows the broker's append times and never runs faster than they do.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = [
+    "BACKOFF_BASE_MS",
+    "BACKOFF_MAX_MS",
+    "CLOCK_STEP_MAX_MS",
+    "COMMAND_RESEND_MS",
+    "COMMAND_VALID_MS",
+    "CORE_VERSION",
+    "FITS_PER_STEP_MAX",
+    "REASONS_PER_STEP_MAX",
+    "START_TIMEOUT_MS",
+    "STOP_GRACE_S",
+    "TERMINAL_KEPT_MS",
+    "TIMERS_PER_STEP_MAX",
+]
+
+CORE_VERSION: Final = 1
+
+CLOCK_STEP_MAX_MS: Final = 2_000  # one input moves the clock at most this far: an outage of the broker expires nothing
+COMMAND_VALID_MS: Final = 60_000  # an agent ignores a placement older than this; the scheduler sends it again
+COMMAND_RESEND_MS: Final = 4_000  # two heartbeats without the command applied
+START_TIMEOUT_MS: Final = 180_000  # placement → every replica running; importing torch on a cold disk takes up to a minute
+STOP_GRACE_S: Final = 30  # a checkpoint of a gigabyte needs about two seconds, a slow store ten times that
+BACKOFF_BASE_MS: Final = 1_000
+BACKOFF_MAX_MS: Final = 300_000
+TERMINAL_KEPT_MS: Final = 25 * 3_600_000  # uids are remembered for longer than the 24 h after which a command is stale
+
+# Bounds of one step: what is left over is taken up by the next input, a tick at the latest.
+TIMERS_PER_STEP_MAX: Final = 64
+FITS_PER_STEP_MAX: Final = 32
+REASONS_PER_STEP_MAX: Final = 64

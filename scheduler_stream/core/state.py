@@ -1,0 +1,238 @@
+"""The state of one partition: entities in maps, indexes over them, one writer.
+
+Rules: entities change through `put` and `remove` only, which keep the indexes, note the change for the journal and can be undone together. Indexes are
+derived: a recovered state has the same ones. Sorts end with an id, so that equal inputs give equal plans everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import orjson
+
+from opentinker.schemas.messages.jobs import JobPhase
+
+from .entities import Attempt, Clock, Entity, Job, Node, NodeLease, Requirement
+
+__all__ = ["Change", "Free", "Queue", "State", "entity_id", "entity_kind"]
+
+_CLOCK = "clock"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A whole entity as it is now; None: removed."""
+
+    kind: str
+    id: str
+    value: Entity | None
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What a node can still give."""
+
+    cpu_millis: int
+    memory_bytes: int
+    devices: tuple[int, ...]
+
+
+class Queue:
+    """Pending jobs of one pool, by requirement; within one requirement by order of submission.
+
+    `blocked`: requirements known not to fit until capacity is freed. `stale`: those whose jobs may show an older reason.
+    """
+
+    __slots__ = ("blocked", "by_requirement", "stale")
+
+    def __init__(self) -> None:
+        self.by_requirement: dict[Requirement, list[tuple[int, str]]] = {}  # heaps; an entry may be out of date
+        self.blocked: set[Requirement] = set()
+        self.stale: dict[Requirement, list[str]] = {}
+
+
+class State:
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.jobs: dict[str, Job] = {}
+        self.attempts: dict[str, Attempt] = {}
+        self.nodes: dict[str, Node] = {}
+        self.leases: dict[str, NodeLease] = {}
+        # Derived:
+        self.names: dict[tuple[str, str, str], str] = {}  # (pool, namespace, name) → uid of the live job
+        self.queues: dict[str, Queue] = {}
+        self.free: dict[str, Free] = {}
+        self.pools: dict[str, set[str]] = {}  # pool → node names
+        self.timers: list[tuple[int, str, str]] = []  # heap of (pool time, kind, id); may be early, never late
+        self._undo: list[tuple[str, str, Entity | None]] | None = None
+        self._changed: dict[tuple[str, str], None] = {}
+
+    # Reading
+
+    def get(self, kind: str, id: str) -> Entity | None:
+        if kind == _CLOCK:
+            return self.clock
+        return self._map(kind).get(id)
+
+    def keys(self) -> list[tuple[str, str]]:
+        """Every entity's (kind, id) in id order."""
+        found = [(_CLOCK, _CLOCK)]
+        for kind in ("attempt", "job", "lease", "node"):
+            found.extend((kind, id) for id in sorted(self._map(kind)))
+        return found
+
+    def hash(self) -> str:
+        """SHA-256 over all entities: the same inputs in the same order give the same hash."""
+        digest = hashlib.sha256()
+        for kind, id in self.keys():
+            digest.update(orjson.dumps((kind, id, self.get(kind, id)), option=orjson.OPT_SORT_KEYS))
+        return digest.hexdigest()
+
+    def queue(self, pool: str) -> Queue:
+        found = self.queues.get(pool)
+        if found is None:
+            found = self.queues[pool] = Queue()
+        return found
+
+    # Writing
+
+    @contextmanager
+    def recording(self) -> Iterator[dict[tuple[str, str], None]]:
+        """All writes inside happen together: an exception takes them all back. Yields the keys changed, in order."""
+        assert self._undo is None
+        self._undo, self._changed = [], {}
+        try:
+            yield self._changed
+        except BaseException:
+            self._roll_back()
+            raise
+        finally:
+            self._undo = None
+
+    @contextmanager
+    def what_if(self) -> Iterator[None]:
+        """All writes inside are taken back at the end."""
+        with self.recording():
+            try:
+                yield
+            finally:
+                self._roll_back()
+
+    def put(self, entity: Entity) -> None:
+        self._set(entity_kind(entity), entity_id(entity), entity)
+
+    def remove(self, kind: str, id: str) -> None:
+        self._set(kind, id, None)
+
+    def load(self, kind: str, id: str, value: Entity | None) -> None:
+        """Apply a journaled change, outside a step."""
+        assert self._undo is None
+        self._set(kind, id, value)
+
+    def timer(self, at: int, kind: str, id: str) -> None:
+        heapq.heappush(self.timers, (at, kind, id))
+
+    def capacity_freed(self, pool: str) -> None:
+        """Something that did not fit may fit now."""
+        self.queue(pool).blocked.clear()
+
+    def _map(self, kind: str) -> dict[str, Entity]:
+        maps: dict[str, object] = {"job": self.jobs, "attempt": self.attempts, "node": self.nodes, "lease": self.leases}
+        return cast("dict[str, Entity]", maps[kind])
+
+    def _set(self, kind: str, id: str, value: Entity | None) -> None:
+        before = self.get(kind, id)
+        if self._undo is not None:
+            self._undo.append((kind, id, before))
+            self._changed[kind, id] = None
+        if kind == _CLOCK:
+            self.clock = cast("Clock", value)
+            return
+        if value is None:
+            self._map(kind).pop(id, None)
+        else:
+            self._map(kind)[id] = value
+        if kind == "job":
+            self._index_job(cast("Job | None", before), cast("Job | None", value))
+        elif kind == "node":
+            self._index_node(cast("Node | None", before), cast("Node | None", value))
+        elif kind == "lease":
+            if before is None and value is not None:
+                self.timer(cast("NodeLease", value).expires_at, "lease", id)
+        elif value is not None and (before is None or cast("Attempt", before).running_at != cast("Attempt", value).running_at):
+            self.timer(0, "attempt", id)  # due at once: the timer's own check finds the real deadline
+
+    def _roll_back(self) -> None:
+        undo, self._undo = self._undo or [], None
+        for kind, id, before in reversed(undo):
+            self._set(kind, id, before)
+        self._changed.clear()
+        self._undo = []
+
+    # Indexes
+
+    def _index_job(self, before: Job | None, job: Job | None) -> None:
+        if before is not None and (job is None or job.phase.terminal):
+            key = (before.pool, before.namespace, before.name)
+            if self.names.get(key) == before.uid:
+                del self.names[key]
+        if job is None:
+            return
+        if not job.phase.terminal:
+            self.names[job.pool, job.namespace, job.name] = job.uid
+        if job.phase is JobPhase.PENDING and (before is None or before.phase is not JobPhase.PENDING):
+            if job.eligible_at > self.clock.now_ms:
+                self.timer(job.eligible_at, "eligible", job.uid)
+            else:
+                self.enqueue(job)
+        if job.purge_at is not None and (before is None or before.purge_at is None):
+            self.timer(job.purge_at, "purge", job.uid)
+
+    def enqueue(self, job: Job) -> None:
+        """Make a pending job a candidate. Entries of jobs that are placed or gone are skipped when they come up."""
+        queue = self.queue(job.pool)
+        heapq.heappush(queue.by_requirement.setdefault(job.needs, []), (job.order, job.uid))
+
+    def _index_node(self, before: Node | None, node: Node | None) -> None:
+        name = (node or cast("Node", before)).name
+        if before is not None and (node is None or node.pool != before.pool):
+            self.pools[before.pool].discard(name)
+        if node is None:
+            self.free.pop(name, None)
+            return
+        self.pools.setdefault(node.pool, set()).add(name)
+        self.free[name] = _free(node)
+
+
+def _free(node: Node) -> Free:
+    held = {index for allocation in node.allocations for index in allocation.devices}
+    return Free(
+        cpu_millis=node.cpu_millis - sum(allocation.cpu_millis for allocation in node.allocations),
+        memory_bytes=node.memory_bytes - sum(allocation.memory_bytes for allocation in node.allocations),
+        devices=tuple(device.index for device in node.devices if device.index not in held),
+    )
+
+
+def entity_kind(entity: Entity) -> str:
+    if isinstance(entity, Job):
+        return "job"
+    if isinstance(entity, Attempt):
+        return "attempt"
+    if isinstance(entity, Node):
+        return "node"
+    return "lease" if isinstance(entity, NodeLease) else _CLOCK
+
+
+def entity_id(entity: Entity) -> str:
+    if isinstance(entity, Job):
+        return entity.uid
+    if isinstance(entity, Attempt):
+        return entity.job_uid
+    if isinstance(entity, Node):
+        return entity.name
+    return entity.node if isinstance(entity, NodeLease) else _CLOCK
