@@ -109,7 +109,7 @@ _TABLE = (
     Topic(name=STATUS, key="job_uid", written_by="scheduler (transactional)", read_by="gateway, operator, anyone", messages=(jobs.JobStatus,),
           cleanup="compact", summary="How each job stands"),
     Topic(name=EVENTS, key="job_uid", written_by="scheduler", read_by="registry, anyone", messages=_JOB_EVENTS,
-          retention_ms=30 * _DAY_MS, log_append_time=True, summary="Everything that happened to jobs"),
+          retention_ms=30 * _DAY_MS, log_append_time=True, dead_letters=True, summary="Everything that happened to jobs"),
     Topic(name=METRICS, key="job_uid", written_by="agents", read_by="registry, gateway, anyone", messages=(training.TrainingMetrics,),
           summary="Training metrics", dead_letters=True),
     Topic(name=LOGS, key="job_uid", written_by="agents", read_by="registry, gateway", messages=(training.LogLines,), retention_ms=3 * _DAY_MS,
@@ -119,7 +119,7 @@ _TABLE = (
           summary="Committed checkpoints and registered model versions"),
     Topic(name=ALERTS, key="subject", written_by="scheduler, ingress, registry", read_by="anyone",
           messages=(alerts.DeadLettered, alerts.NodeLost, alerts.NodeRecovered), retention_ms=30 * _DAY_MS, partitions=1,
-          summary="What somebody should look at"),
+          dead_letters=True, summary="What somebody should look at"),
 )  # fmt: skip
 
 TOPICS: dict[str, Topic] = {topic.name: topic for topic in _TABLE}

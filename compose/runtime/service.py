@@ -68,6 +68,9 @@ def run(service: str, main: Callable[[Settings, asyncio.Event], Awaitable[None]]
         asyncio.run(_until_stopped(settings, main))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except SettingsError as error:  # a setting that only the service itself could judge, such as a secret others can read
+        log.error("bad setting", error=str(error))
+        raise SystemExit(2) from None
     except Exception:
         log.exception("service failed")
         raise SystemExit(1) from None

@@ -1,0 +1,162 @@
+"""The shell around every HTTP service: security headers, foreign hosts refused, bodies and times bounded, requests counted.
+
+One pure ASGI middleware instead of Starlette's BaseHTTPMiddleware, which buffers streams. Paths are judged by the router alone, never rebuilt
+from the Host header (Starlette CVE-2026-48710).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+
+import structlog
+from opentinker.schemas.errors import FieldError
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .http import problem
+from .metrics import LATENCY_BUCKETS_S, counter, histogram
+
+__all__ = ["HttpShell", "host_names"]
+
+_REQUESTS = counter("http_requests_total", "Requests answered, by route and status class", ("method", "route", "status"))
+_SECONDS = histogram("http_request_seconds", "Time to the first byte of the answer", LATENCY_BUCKETS_S, ("route",))
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+}
+
+
+def host_names(*hosts: str) -> frozenset[str]:
+    """The Host values that are ours, without ports: loopback, and what is configured."""
+    return frozenset({"127.0.0.1", "localhost", "[::1]", *(host.lower() for host in hosts if host)})
+
+
+class HttpShell:
+    """Wraps an app. `headers` replaces single security headers, for the page's own content policy by path prefix."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Collection[str],
+        body_bytes_max: int,
+        timeout_s: float = 30.0,
+        page_policy: Mapping[str, str] | None = None,
+    ) -> None:
+        self._app = app
+        self._hosts = frozenset(hosts)
+        self._body_bytes_max = body_bytes_max
+        self._timeout_s = timeout_s
+        self._page_policy = dict(page_policy or {})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})  # there are no websockets here
+            return
+        request_id = secrets.token_hex(8)
+        exchange = _Exchange(scope, send, request_id, self._policy(scope["path"]))
+        refused = self._refuse(scope)
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            if refused is not None:
+                await refused(scope, receive, exchange.send)
+            else:
+                await self._answer(scope, receive, exchange)
+        exchange.count()
+
+    def _policy(self, path: str) -> str | None:
+        return self._page_policy.get(path)
+
+    def _refuse(self, scope: Scope) -> Response | None:
+        headers = {name: value for name, value in scope["headers"] if name in {b"host", b"content-length"}}
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] if ":" in host else host
+        if name not in self._hosts:
+            return problem(421, f"the Host header names {host[:80]!r}, which is not this service; use one of {', '.join(sorted(self._hosts))}")
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._body_bytes_max:
+            return self._too_large(int(length))
+        return None
+
+    def _too_large(self, size: int) -> Response:
+        error = FieldError(field="", message=f"is {size:,} bytes, more than {self._body_bytes_max:,}", remedy="send a smaller document")
+        return problem(413, error.text(), [error], {"Connection": "close"})
+
+    async def _answer(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        received = 0
+
+        async def bounded_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            if message["type"] == "http.request":
+                received += len(message.get("body", b""))
+                if received > self._body_bytes_max:
+                    raise _BodyTooLargeError
+            return message
+
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                exchange.on_start = lambda: limit.reschedule(None)  # a stream, once begun, may last
+                await self._app(scope, bounded_receive, exchange.send)
+        except _BodyTooLargeError:
+            await self._instead(scope, receive, exchange, self._too_large(received))
+        except TimeoutError:
+            detail = f"no answer within {self._timeout_s:.0f} s; try again"
+            await self._instead(scope, receive, exchange, problem(503, detail, headers={"Retry-After": "5"}))
+        except Exception:
+            # Starlette has usually answered 500 and logged it; it raises again for the server.
+            if not exchange.status:
+                structlog.get_logger().exception("request failed", path=scope["path"])
+                await self._instead(scope, receive, exchange, problem(500, "the service failed while answering; its log says why"))
+
+    async def _instead(self, scope: Scope, receive: Receive, exchange: _Exchange, response: Response) -> None:
+        if not exchange.status:
+            await response(scope, receive, exchange.send)
+
+
+def _nothing() -> None:
+    pass
+
+
+class _BodyTooLargeError(Exception):
+    """More came than was allowed."""
+
+
+class _Exchange:
+    """One request and its answer: adds headers on the way out, remembers status and time for the metrics."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str, policy: str | None) -> None:
+        self._scope, self._send, self._request_id, self._policy = scope, send, request_id, policy
+        self._began = time.monotonic()
+        self._first_byte_s = 0.0
+        self.status = 0
+        self.on_start: Callable[[], None] = _nothing
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._first_byte_s = time.monotonic() - self._began
+            self.on_start()
+            headers = list(message.get("headers", []))
+            present = {name.lower() for name, _ in headers}
+            ours = _HEADERS | {"x-request-id": self._request_id}
+            if self._policy:
+                ours["content-security-policy"] = self._policy
+            headers += [(name.encode(), value.encode()) for name, value in ours.items() if name.encode() not in present]
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+    def count(self) -> None:
+        route = getattr(self._scope.get("route"), "path", "unmatched")
+        method = self._scope["method"] if self._scope["method"] in _METHODS else "other"
+        _REQUESTS.labels(method, route, f"{self.status // 100}xx").inc()
+        _SECONDS.labels(route).observe(self._first_byte_s)

@@ -1,0 +1,61 @@
+"""What becomes of a record that cannot be read: the same bytes on `<topic>.dlq` with the reason, and an alert.
+
+One function for every reader, so that operators find one form. Both outputs have ids made from (topic, partition, offset): a reader that crashed
+in between and writes them again writes the same thing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from .errors import FieldError
+from .messages.alerts import DeadLettered
+from .records import InputRecord, OutputRecord, encode
+from .topics import ALERTS, dead_letter_topic
+
+__all__ = ["bounded_errors", "dead_letter"]
+
+_TEXT_CHARACTERS_MAX = 500  # an unknown key can itself be megabytes long; an alert and a reply must stay far below 1 MiB
+_ERRORS_MAX = 20
+
+
+def bounded_errors(errors: Sequence[FieldError]) -> tuple[FieldError, ...]:
+    """The same errors, each text cut to what fits in a reply or an alert."""
+    return tuple(FieldError(field=_cut(error.field), message=_cut(error.message), remedy=_cut(error.remedy)) for error in list(errors)[:_ERRORS_MAX])
+
+
+def dead_letter(record: InputRecord, errors: Sequence[FieldError], *, source: str, time_ms: int) -> tuple[OutputRecord, OutputRecord]:
+    """(the dead letter, its DeadLettered alert). Original value, key and headers are kept; `ot-` headers say where it stood and what was wrong."""
+    bounded = bounded_errors(errors)
+    target = dead_letter_topic(record.topic)
+    place = f"{record.topic}:{record.partition}:{record.offset}"
+    said: list[tuple[str, bytes]] = [
+        ("ot-error", "\n".join(error.text() for error in bounded).encode()),
+        ("ot-errors", json.dumps([error.model_dump() for error in bounded]).encode()),
+        ("ot-reader", source.encode()),
+        ("ot-original-topic", record.topic.encode()),
+        ("ot-original-partition", str(record.partition).encode()),
+        ("ot-original-offset", str(record.offset).encode()),
+        ("ot-original-time-ms", str(record.append_time_ms).encode()),
+    ]
+    if record.key is not None:
+        said.append(("ot-original-key", record.key))  # as bytes: the key of the dead letter itself is text
+    if record.value is None:
+        said.append(("ot-original-null", b"true"))
+    kept = tuple((name, value or b"") for name, value in record.headers)
+    letter = OutputRecord(
+        topic=target,
+        key=(record.key or b"").decode(errors="replace"),
+        value=record.value if record.value is not None else b"",
+        headers=kept + tuple(said),
+    )
+    alert = DeadLettered(
+        topic=record.topic, partition=record.partition, offset=record.offset, dead_letter_topic=target, errors=bounded, time_ms=time_ms
+    )
+    value, headers = encode(alert, id=f"dead-letter:{place}", source=source, subject=record.topic, time_ms=time_ms)
+    return letter, OutputRecord(topic=ALERTS, key=record.topic, value=value, headers=headers)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT_CHARACTERS_MAX else text[: _TEXT_CHARACTERS_MAX - 1] + "…"
