@@ -45,7 +45,9 @@ def _parse_ports(context: click.Context, parameter: click.Parameter, values: tup
 @click.option("--gpus-per-agent", default=1, show_default=True, type=click.IntRange(0, 64), help="Simulated GPUs each agent advertises.")
 @click.option("--cpu-per-agent", default=2.0, show_default=True, type=click.FloatRange(0.1, 1024), help="Cores each agent advertises.")
 @click.option("--memory-per-agent", default="4Gi", show_default=True, help="Memory each agent advertises.")
-@click.option("--port", "ports", multiple=True, callback=_parse_ports, metavar="NAME=NUMBER", help="A port by number (kafka, postgres, s3, gateway, …).")
+@click.option(
+    "--port", "ports", multiple=True, callback=_parse_ports, metavar="NAME=NUMBER", help="A port by number (kafka, postgres, s3, gateway, …)."
+)
 def up(only: str, fresh: bool, agents: int, gpus_per_agent: int, cpu_per_agent: float, memory_per_agent: str, ports: dict[str, int]) -> None:
     """Start the local stack and wait until every part answers. Safe to repeat."""
     from opentinker.compose.local.errors import StackError

@@ -92,7 +92,10 @@ def prepare_kafka(home: Home, ports: Mapping[str, int], cluster_id: str, env: Ma
         ports={"kafka": ports["kafka"]},
         stop_wait_s=20,
         causes=(
-            (r"InconsistentClusterIdException|doesn't match stored clusterId", "its data belongs to another cluster; `opentinker up --fresh` drops it"),
+            (
+                r"InconsistentClusterIdException|doesn't match stored clusterId",
+                "its data belongs to another cluster; `opentinker up --fresh` drops it",
+            ),
             (r"NoSuchMethodError|NoClassDefFoundError", "its jars do not fit together; remove the cache directory and try again"),
             (r"Failed to acquire lock on file \.lock", "another Kafka uses the same data directory; stop it first"),
         ),
@@ -148,7 +151,10 @@ def _class_cache(jars: list[Path], env: Mapping[str, str], say: Callable[[str], 
     if path.exists():
         return path
     say("preparing Kafka's class cache (once)")
-    with tempfile.TemporaryDirectory(dir=cache_directory(), prefix="train-") as scratch, contextlib.suppress(OSError, subprocess.TimeoutExpired, PartFailed):
+    with (
+        tempfile.TemporaryDirectory(dir=cache_directory(), prefix="train-") as scratch,
+        contextlib.suppress(OSError, subprocess.TimeoutExpired, PartFailed),
+    ):
         directory = Path(scratch)
         broker, controller = _two_free_ports()
         files = _Files(directory / "run", jars)

@@ -48,6 +48,7 @@ class UpOptions:
     agents: AgentShape = field(default_factory=AgentShape)
     ports: Mapping[str, int] = field(default_factory=dict)
     usual_ports: bool = True  # tests leave 9092 and its like to people
+    ends_with_caller: bool = False  # tests: the stack ends when the calling process does, however that ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,9 @@ def choose_ports(
     for request in requests:  # asked-for ones first: nothing else may sit on them
         if request.name in asked:
             if not fits(asked[request.name], request.width):
-                raise PortTaken(f"port {asked[request.name]} for {request.name} is in use; free it or choose another with --port {request.name}=NUMBER")
+                raise PortTaken(
+                    f"port {asked[request.name]} for {request.name} is in use; free it or choose another with --port {request.name}=NUMBER"
+                )
             take(request, asked[request.name])
     for request in requests:
         if request.name not in chosen and request.name in kept and fits(kept[request.name], request.width):

@@ -52,7 +52,7 @@ def up(home: Home, options: UpOptions, progress: Progress) -> Layout:
         supervisor = Supervisor(home=home, port=layout.ports["supervisor"], password=home.secret("supervisor-password"))
         before = _running_names(supervisor) if running else set()
         try:
-            _take_over(supervisor, programs, layout, running=running)
+            _take_over(supervisor, programs, layout, running=running, ends_with_caller=options.ends_with_caller)
             asyncio.run(_bring_up(supervisor, programs, layout, progress))
         except BaseException:
             with _signals_ignored():
@@ -101,7 +101,7 @@ def _wanted(programs: Sequence[Program], only: Sequence[str]) -> list[Program]:
     return [program for program in programs if program.name in only]
 
 
-def _take_over(supervisor: Supervisor, programs: Sequence[Program], layout: Layout, *, running: bool) -> None:
+def _take_over(supervisor: Supervisor, programs: Sequence[Program], layout: Layout, *, running: bool, ends_with_caller: bool) -> None:
     """Write the configuration and have supervisord know it. Programs of earlier `up`s that this one leaves out stay known."""
     stack = layout.home.read_stack()
     stack["programs"] = {program.name: dict(program.ports) for program in programs}
@@ -110,7 +110,7 @@ def _take_over(supervisor: Supervisor, programs: Sequence[Program], layout: Layo
     if running:
         supervisor.reload()
     else:
-        supervisor.start(layout.environment)
+        supervisor.start(layout.environment, ends_with_caller=ends_with_caller)
 
 
 async def _bring_up(supervisor: Supervisor, programs: Sequence[Program], layout: Layout, progress: Progress) -> None:
@@ -131,7 +131,14 @@ async def _bring_up(supervisor: Supervisor, programs: Sequence[Program], layout:
         else:
             ready["topics"].set()
         await asyncio.gather(*tasks)
+        await _until_settled(supervisor, {program.name for program in programs})
         watcher.cancel()
+
+
+async def _until_settled(supervisor: Supervisor, names: set[str]) -> None:
+    """Supervisord calls a program running once it has lived for a second; ended by `_watch` if one does not."""
+    while any(info["statename"] == "STARTING" for name, info in (await asyncio.to_thread(supervisor.states)).items() if name in names):
+        await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager
@@ -281,4 +288,3 @@ def _handlers(handler: Callable[[int, FrameType | None], None] | signal.Handlers
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
-

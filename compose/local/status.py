@@ -71,4 +71,3 @@ def read_status(home: Home) -> StackStatus:
             )
         )
     return StackStatus(home=str(home.root), running=running, programs=tuple(programs))
-

@@ -107,12 +107,14 @@ class Supervisor:
             write_private(self.home.run / f"{program.name}.json", render_spec(program, self.home.pids / f"{program.name}.json"))
         write_private(self.home.run / "supervisord.conf", render_configuration(self.home, programs, self.port, self.password))
 
-    def start(self, env: Mapping[str, str]) -> None:
+    def start(self, env: Mapping[str, str], *, ends_with_caller: bool = False) -> None:
         """Start it in a session of its own, and wait until it answers. Raises PartFailed."""
         spec = self.home.run / f"{SUPERVISOR}.json"
         argv = [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(self.home.run / "supervisord.conf")]
         record = str(self.home.pids / f"{SUPERVISOR}.json")
-        write_private(spec, json.dumps({"name": SUPERVISOR, "argv": argv, "env": dict(env), "cwd": str(self.home.run), "record": record}))
+        death_signal = _SIGNALS["TERM"] if ends_with_caller else 0
+        content = {"name": SUPERVISOR, "argv": argv, "env": dict(env), "cwd": str(self.home.run), "record": record, "death_signal": death_signal}
+        write_private(spec, json.dumps(content))
         log = self.home.logs / "supervisord.out"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -189,5 +191,18 @@ class Supervisor:
 
 def scrubbed_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What every program inherits: how to find programs, the language, certificates and proxies. No other variable of the caller's shell."""
-    kept = ("PATH", "HOME", "USER", "LOGNAME", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy", "XDG_CACHE_HOME")
+    kept = (
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "TZ",
+        "TMPDIR",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "XDG_CACHE_HOME",
+    )
     return {name: environ[name] for name in kept if name in environ} | {"LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}

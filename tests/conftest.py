@@ -1,0 +1,68 @@
+"""The real parts for tests: `stack` (Kafka, PostgreSQL, S3, topics made) and `full_stack` (every service too), each started once a run.
+
+Each lives in a temporary home on ports of its own, so that two runs of pytest do not meet, and ends with pytest, however pytest ends. A part that
+cannot be had skips the test on a laptop and fails it where CI=true.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from opentinker.compose.runtime.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A running local stack."""
+
+    home: Path
+    settings: Settings
+
+    def environment(self, **additions: str) -> dict[str, str]:
+        """For a child process that is to find this stack."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPENTINKER_")}
+        return inherited | {"OPENTINKER_HOME": str(self.home)} | additions
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    """Kafka, PostgreSQL and S3 with all topics; no service of ours."""
+    yield from _started(("kafka", "postgres", "s3"))
+
+
+@pytest.fixture(scope="session")
+def full_stack() -> Iterator[Stack]:
+    """Everything `opentinker up` starts."""
+    yield from _started(())
+
+
+def _started(only: tuple[str, ...]) -> Iterator[Stack]:
+    from opentinker.compose.local.errors import StackError
+    from opentinker.compose.local.home import Home
+    from opentinker.compose.local.layout import UpOptions, settings_of
+    from opentinker.compose.local.progress import SilentProgress
+    from opentinker.compose.local.stack import down, up
+
+    directory = Path(tempfile.mkdtemp(prefix="opentinker-test-"))
+    home = Home(directory)
+    options = UpOptions(only=only, usual_ports=False, ends_with_caller=True)
+    try:
+        try:
+            up(home, options, SilentProgress())
+        except StackError as error:
+            if os.environ.get("CI", "").lower() in ("1", "true"):
+                raise
+            pytest.skip(f"the local stack cannot be had here: {error}")
+        yield Stack(home=directory, settings=settings_of(directory))
+    finally:
+        down(home, SilentProgress())
+        shutil.rmtree(directory, ignore_errors=True)
