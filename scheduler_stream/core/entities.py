@@ -100,6 +100,7 @@ class Job:
     training: Training = Training()
     stop_reason: str = ""
     model_version: int = 0  # 0: none registered
+    cancelled_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

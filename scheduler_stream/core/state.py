@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import orjson
-
-from opentinker.schemas.messages.jobs import JobPhase
+from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 
 from .entities import Attempt, Clock, Entity, Job, Node, NodeLease, Requirement
 
@@ -45,15 +44,32 @@ class Free:
 class Queue:
     """Pending jobs of one pool, by requirement; within one requirement by order of submission.
 
-    `blocked`: requirements known not to fit until capacity is freed. `stale`: those whose jobs may show an older reason.
+    `blocked`: requirements known not to fit until capacity is freed, and why. `told`: the reason that a requirement's jobs show, or are about to.
+    `untold`: jobs that may show another one, newest first.
     """
 
-    __slots__ = ("blocked", "by_requirement", "stale")
+    __slots__ = ("blocked", "by_requirement", "told", "untold")
 
     def __init__(self) -> None:
         self.by_requirement: dict[Requirement, list[tuple[int, str]]] = {}  # heaps; an entry may be out of date
-        self.blocked: set[Requirement] = set()
-        self.stale: dict[Requirement, list[str]] = {}
+        self.blocked: dict[Requirement, UnschedulableReason] = {}
+        self.told: dict[Requirement, UnschedulableReason] = {}
+        self.untold: dict[Requirement, list[str]] = {}
+
+    def add(self, needs: Requirement, order: int, uid: str) -> None:
+        heapq.heappush(self.by_requirement.setdefault(needs, []), (order, uid))
+        self.untold.setdefault(needs, []).append(uid)
+
+    def block(self, needs: Requirement, reason: UnschedulableReason) -> None:
+        self.blocked[needs] = reason
+        if self.told.get(needs) is not reason:
+            self.told[needs] = reason
+            self.untold[needs] = [uid for _, uid in sorted(self.by_requirement[needs], reverse=True)]
+
+    def drop(self, needs: Requirement) -> None:
+        """Nobody with this requirement waits any more."""
+        for index in (self.by_requirement, self.blocked, self.told, self.untold):
+            index.pop(needs, None)
 
 
 class State:
@@ -79,7 +95,7 @@ class State:
             return self.clock
         return self._map(kind).get(id)
 
-    def keys(self) -> list[tuple[str, str]]:
+    def entity_keys(self) -> list[tuple[str, str]]:
         """Every entity's (kind, id) in id order."""
         found = [(_CLOCK, _CLOCK)]
         for kind in ("attempt", "job", "lease", "node"):
@@ -89,7 +105,7 @@ class State:
     def hash(self) -> str:
         """SHA-256 over all entities: the same inputs in the same order give the same hash."""
         digest = hashlib.sha256()
-        for kind, id in self.keys():
+        for kind, id in self.entity_keys():
             digest.update(orjson.dumps((kind, id, self.get(kind, id)), option=orjson.OPT_SORT_KEYS))
         return digest.hexdigest()
 
@@ -113,15 +129,6 @@ class State:
             raise
         finally:
             self._undo = None
-
-    @contextmanager
-    def what_if(self) -> Iterator[None]:
-        """All writes inside are taken back at the end."""
-        with self.recording():
-            try:
-                yield
-            finally:
-                self._roll_back()
 
     def put(self, entity: Entity) -> None:
         self._set(entity_kind(entity), entity_id(entity), entity)
@@ -195,8 +202,7 @@ class State:
 
     def enqueue(self, job: Job) -> None:
         """Make a pending job a candidate. Entries of jobs that are placed or gone are skipped when they come up."""
-        queue = self.queue(job.pool)
-        heapq.heappush(queue.by_requirement.setdefault(job.needs, []), (job.order, job.uid))
+        self.queue(job.pool).add(job.needs, job.order, job.uid)
 
     def _index_node(self, before: Node | None, node: Node | None) -> None:
         name = (node or cast("Node", before)).name

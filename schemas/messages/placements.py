@@ -1,6 +1,7 @@
 """What the scheduler tells agents (`placements`, key job_uid). An agent takes those that name its node and incarnation.
 
-Rules: `command_seq` counts per node and incarnation from 1; a command sent again has the same number and a new `ce_id`. A command is void once the
+Rules: `command_seq` counts per node and incarnation from 1; a command sent again has the same number and a new `ce_id`. A command that was read counts as
+applied, also when it was void: its absence from the heartbeats then says so. A command is void once the
 broker's time of reading is past `valid_until_ms`. Per job, order is kept by the key; between jobs it is not.
 """
 
@@ -73,4 +74,11 @@ class StopAttempt(_Command):
 
 
 class ResumeAttempt(_Command):
-    """The lease still holds: a paused part may go on."""
+    """The lease still holds: a paused part may go on.
+
+    An attempt that was live when the agent's half of the lease ran out, running or preparing, stays paused until it is told. The agent obeys only if
+    `heartbeat_sequence` is that of a heartbeat which it sent after this pause began, and its half of the lease holds again: an older Resume, read late,
+    may speak of a lease that has run out since (found by the simulator: two epochs running at once).
+    """
+
+    heartbeat_sequence: Count

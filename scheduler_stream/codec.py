@@ -1,0 +1,118 @@
+"""Journal records as bytes and back: MessagePack of whole entities, so that re-applying any suffix is harmless.
+
+A record of CORE_VERSION N is read by N and N+1: entities may gain fields with defaults, never lose or change one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from .core.entities import KINDS, Entity
+from .core.state import Change
+
+__all__ = [
+    "InputSpan",
+    "JournalOutput",
+    "JournalRecord",
+    "OwnerStarted",
+    "ReplayFrom",
+    "decode_change",
+    "decode_record",
+    "encode_change",
+    "encode_record",
+]
+
+# `changes` and `sweep` hold (kind, id, entity as MessagePack | None): decoding is by kind, and only done when the record is folded.
+PackedChange = tuple[str, str, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpan:
+    """Which inputs of one topic a record covers: offsets from..through, and what stands at `through`."""
+
+    first: int
+    through: int
+    crc: int  # CRC-32 of the value at `through`
+    append_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFrom:
+    """Where recovery starts, and the owner epoch that is in force there."""
+
+    offset: int = 0
+    owner_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOutput:
+    """The recorded bytes of one output; what is published is this and nothing else."""
+
+    topic: str
+    key: str
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...]
+    latency_since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRecord:
+    owner_epoch: int
+    core_version: int
+    inputs: dict[str, InputSpan]
+    changes: tuple[PackedChange, ...]
+    outputs: tuple[JournalOutput, ...]
+    sweep: tuple[PackedChange, ...] = ()
+    replay_from: ReplayFrom
+    published_fast: int  # outputs of records up to this journal offset are known to be published
+    published_status: int  # the same for the status topic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerStarted:
+    """A worker takes the partition over. Its own offset is its owner epoch. `inputs`: how far the worker before it came."""
+
+    worker: str
+    boot_id: str
+    core_version: int
+    replay_from: ReplayFrom
+    adopted: dict[str, InputSpan] = field(default_factory=dict)
+
+
+class _Envelope(msgspec.Struct, array_like=True):
+    kind: str
+    body: msgspec.Raw
+
+
+_TYPES: Final[dict[str, type[JournalRecord | OwnerStarted]]] = {"record": JournalRecord, "owner": OwnerStarted}
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoders: Final[dict[str, Any]] = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in KINDS.items()}
+_record_decoders: Final[dict[str, Any]] = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in _TYPES.items()}
+_envelope_decoder: Final = msgspec.msgpack.Decoder(_Envelope)
+
+
+def encode_change(change: Change) -> PackedChange:
+    return change.kind, change.id, None if change.value is None else _encoder.encode(change.value)
+
+
+def decode_change(packed: PackedChange) -> tuple[str, str, Entity | None]:
+    kind, id, value = packed
+    return kind, id, None if value is None else _decoders[kind].decode(value)
+
+
+def encode_record(record: JournalRecord | OwnerStarted) -> bytes:
+    kind = "owner" if isinstance(record, OwnerStarted) else "record"
+    return _encoder.encode(_Envelope(kind, msgspec.Raw(_encoder.encode(record))))
+
+
+def decode_record(value: bytes) -> JournalRecord | OwnerStarted:
+    """Raises msgspec.DecodeError for bytes that are no journal record: somebody else wrote there."""
+    envelope = _envelope_decoder.decode(value)
+    decoder = _record_decoders.get(envelope.kind)
+    if decoder is None:
+        raise msgspec.ValidationError(f"unknown journal record {envelope.kind!r}")
+    record: JournalRecord | OwnerStarted = decoder.decode(envelope.body)
+    return record

@@ -1,0 +1,191 @@
+"""Pending jobs: accept, cancel, place in order of submission, and say why one waits.
+
+A requirement that does not fit is not tried again until capacity is freed, and whoever does not fit keeps nobody behind it waiting. Work per step is
+bounded; the rest is done on the next input.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+from typing import Any
+
+from opentinker.schemas.manifest import JobSpec
+from opentinker.schemas.messages import commands, jobs
+from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
+from opentinker.schemas.messages.placements import StopReason
+from opentinker.schemas.quantities import duration_s, format_bytes, format_cpu
+
+from .attempts import finish_job, place, stop_attempt
+from .effects import Effects
+from .entities import Job, Requirement
+from .fit import find_plan
+from .lifecycle import JobMove
+from .policy import FITS_PER_STEP_MAX, REASONS_PER_STEP_MAX
+
+__all__ = ["cancel", "describe_requirement", "release_backoff", "schedule", "submit"]
+
+
+def submit(effects: Effects, command: commands.SubmitJob, traceparent: str) -> None:
+    """Take a job in. The same uid again changes nothing; a live job of the same name makes it fail at once."""
+    state = effects.state
+    if command.job_uid in state.jobs:
+        return
+    clock = replace(state.clock, submissions=state.clock.submissions + 1)
+    state.put(clock)
+    job = _job_of(effects, command, clock.submissions, traceparent)
+    namesake = state.names.get((job.pool, job.namespace, job.name))
+    fields: dict[str, Any] = {
+        "submitted_by": command.submitted_by,
+        "labels": command.labels,
+        "spec": job.spec,
+        "spec_digest": job.spec_digest,
+    }
+    if namesake is None:
+        effects.change_job(job, jobs.JobSubmitted, fields, unschedulable=UnschedulableReason.QUEUED, reason=UnschedulableReason.QUEUED.value)
+        return
+    # Written terminal at once, so that it never stands in the index of live names.
+    message = f"metadata.name: {job.name} is the name of live job {namesake}; cancel that job or choose another name"
+    job = effects.change_job(replace(job, phase=JobPhase.FAILED), jobs.JobSubmitted, fields)
+    pending = replace(job, phase=JobPhase.PENDING)
+    event = {"reason": "NameTaken", "message": message, "attempt_number": 0}
+    finish_job(effects, pending, JobMove.FAIL, jobs.JobFailed, event, reason="NameTaken", message=message)
+
+
+def _job_of(effects: Effects, command: commands.SubmitJob, order: int, traceparent: str) -> Job:
+    spec: JobSpec = command.spec
+    resources = spec.resources
+    drawn = int(command.job_uid.replace("-", "")[:8], 16) % 2**31  # follows from the uid, so that it is the same wherever it is drawn
+    return Job(
+        uid=command.job_uid,
+        namespace=command.namespace,
+        name=command.name,
+        pool=command.pool,
+        labels=command.labels,
+        spec=spec.model_dump(mode="json", by_alias=True, exclude_none=True),
+        spec_digest=command.spec_digest,
+        submitted_by=command.submitted_by,
+        traceparent=traceparent,
+        model=spec.output.model or command.name,
+        seed=spec.seed if spec.seed is not None else drawn,
+        order=order,
+        needs=Requirement(replicas=spec.replicas, cpu_millis=resources.cpu_millis, memory_bytes=resources.memory_bytes, gpus=resources.gpu),
+        max_runtime_ms=duration_s(spec.max_runtime) * 1000,
+        retries_infrastructure=spec.retry.infrastructure,
+        retries_user_error=spec.retry.user_error,
+        submitted_ms=effects.broker_ms,
+        placeable_ms=effects.broker_ms,
+    )
+
+
+def cancel(effects: Effects, command: commands.CancelJob) -> None:
+    """End a job at its user's wish. Unknown and finished jobs are left alone."""
+    job = effects.state.jobs.get(command.job_uid)
+    if job is None or job.phase.terminal or job.namespace != command.namespace:
+        return
+    message = f"cancelled by {command.requested_by}" + (f": {command.reason}" if command.reason else "")
+    job = replace(job, cancelled_by=command.requested_by)
+    if job.phase is JobPhase.PENDING:
+        event = {"requested_by": command.requested_by, "message": message}
+        finish_job(effects, job, JobMove.CANCEL, jobs.JobCancelled, event, reason="Cancelled", message=message)
+        return
+    effects.state.put(job)
+    attempt = effects.state.attempts[job.uid]
+    if attempt.result is None:
+        stop_attempt(effects, attempt, StopReason.CANCELLED, message)
+
+
+def release_backoff(effects: Effects, job_uid: str) -> None:
+    """A job's wait before its next attempt is over."""
+    job = effects.state.jobs.get(job_uid)
+    if job is None or job.phase is not JobPhase.PENDING:
+        return
+    if job.eligible_at > effects.now:
+        effects.state.timer(job.eligible_at, "eligible", job_uid)
+        return
+    if job.unschedulable is UnschedulableReason.BACKOFF:
+        job = replace(job, unschedulable=UnschedulableReason.QUEUED, reason=UnschedulableReason.QUEUED.value, placeable_ms=effects.broker_ms)
+        effects.state.put(job)
+        effects.status_changed(job_uid)
+    effects.state.enqueue(job)
+
+
+def schedule(effects: Effects) -> None:
+    """Place what fits, oldest first, in every pool that has candidates; then mend outdated reasons."""
+    budget = FITS_PER_STEP_MAX
+    for pool in sorted(effects.state.queues):
+        while budget > 0 and (job := _next_candidate(effects, pool)) is not None:
+            budget -= 1
+            _try(effects, pool, job)
+    _refresh_reasons(effects)
+
+
+def _next_candidate(effects: Effects, pool: str) -> Job | None:
+    """The oldest pending job whose requirement is not known to be blocked."""
+    queue, best = effects.state.queue(pool), None
+    for needs, heap in list(queue.by_requirement.items()):
+        if needs in queue.blocked:
+            continue
+        while heap and not _waits(effects, heap[0][1]):
+            heapq.heappop(heap)
+        if not heap:
+            queue.drop(needs)
+        elif best is None or heap[0] < best:
+            best = heap[0]
+    return effects.state.jobs[best[1]] if best else None
+
+
+def _waits(effects: Effects, job_uid: str) -> bool:
+    job = effects.state.jobs.get(job_uid)
+    return job is not None and job.phase is JobPhase.PENDING and job.eligible_at <= effects.now
+
+
+def _try(effects: Effects, pool: str, job: Job) -> None:
+    plan = find_plan(effects.state, pool, job.needs)
+    if isinstance(plan, UnschedulableReason):
+        effects.state.queue(pool).block(job.needs, plan)
+        return
+    if job.unschedulable is not UnschedulableReason.QUEUED:
+        # It waited for capacity until this input freed some.
+        job = replace(job, placeable_ms=effects.broker_ms)
+    place(effects, job, plan)
+
+
+def _refresh_reasons(effects: Effects) -> None:
+    """Give jobs of blocked requirements the reason that holds now; a bounded number a step, oldest first."""
+    budget = REASONS_PER_STEP_MAX
+    for pool in sorted(effects.state.queues):
+        queue = effects.state.queue(pool)
+        for needs in sorted(queue.untold.keys() & queue.blocked.keys()):
+            untold = queue.untold[needs]
+            while untold and budget > 0:
+                budget -= _tell_reason(effects, untold.pop(), queue.blocked[needs])
+            if not untold:
+                del queue.untold[needs]
+            if budget <= 0:
+                return
+
+
+def _tell_reason(effects: Effects, job_uid: str, reason: UnschedulableReason) -> int:
+    """Write the reason if its kind changed; returns what it cost."""
+    job = effects.state.jobs.get(job_uid)
+    if job is None or job.phase is not JobPhase.PENDING or job.eligible_at > effects.now or job.unschedulable is reason:
+        return 0
+    message = f"needs {describe_requirement(job.needs)}; {_REASON_TEXTS[reason].format(pool=job.pool)}"
+    fields = {"reason": reason, "message": message}
+    effects.change_job(job, jobs.JobUnschedulable, fields, unschedulable=reason, reason=reason.value, message=message)
+    return 1
+
+
+_REASON_TEXTS = {
+    UnschedulableReason.NO_NODES: "pool {pool} has no live node",
+    UnschedulableReason.TOO_LARGE: "more than pool {pool} has in all; ask for less or add nodes",
+    UnschedulableReason.CORDONED: "would fit pool {pool}, but too many of its nodes are cordoned",
+    UnschedulableReason.INSUFFICIENT_CAPACITY: "waits until others in pool {pool} release enough",
+}
+
+
+def describe_requirement(needs: Requirement) -> str:
+    """`4 × (1 GPU, 2 CPU, 4 GiB)`."""
+    parts = ([f"{needs.gpus} GPU"] if needs.gpus else []) + [format_cpu(needs.cpu_millis), format_bytes(needs.memory_bytes)]
+    return f"{needs.replicas} × ({', '.join(parts)})"

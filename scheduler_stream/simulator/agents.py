@@ -1,0 +1,135 @@
+"""Agents as the simulator plays them: the rules of the protocol, no processes. Faults come from outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from opentinker.schemas.messages import placements, reports
+from opentinker.schemas.messages.reports import AttemptOutcome, AttemptPhase, FailureClass
+
+__all__ = ["LEASE_MS", "MARGIN_MS", "SimAgent", "SimAttempt"]
+
+LEASE_MS, MARGIN_MS = 10_000, 3_000
+
+
+@dataclass(slots=True)
+class SimAttempt:
+    job_uid: str
+    number: int
+    epoch: int
+    ranks: tuple[int, ...]
+    devices: tuple[int, ...]
+    ends_at: int
+    runs_at: int
+    step: int = 0
+    phase: AttemptPhase = AttemptPhase.PREPARING
+    paused_after: int = 0  # the newest heartbeat's number when the pause began
+
+    def progress(self) -> reports.AttemptProgress:
+        running = len(self.ranks) if self.phase is AttemptPhase.RUNNING else 0
+        return reports.AttemptProgress(
+            job_uid=self.job_uid, attempt_number=self.number, lease_epoch=self.epoch, phase=self.phase, replicas_running=running,
+            global_step=self.step if 0 in self.ranks else 0,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class SimAgent:
+    """One node. `connected` False: neither its reports nor the scheduler's commands get through."""
+
+    name: str
+    pool: str
+    cpu_millis: int
+    memory_bytes: int
+    gpus: int
+    incarnation: int = 0
+    alive: bool = True
+    connected: bool = True
+    attempts: dict[str, SimAttempt] = field(default_factory=dict)
+    ended: list[reports.AttemptEnded] = field(default_factory=list)  # not acknowledged yet
+    backlog: list[placements.StartAttempt | placements.StopAttempt | placements.ResumeAttempt] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)
+    acked_at: int = 0
+    sequence: int = 0
+
+    @property
+    def applied_seq(self) -> int:
+        seq = 0
+        while seq + 1 in self.seen:
+            seq += 1
+        return seq
+
+    def started(self, now: int) -> reports.AgentStarted:
+        """A new process: whatever ran is gone with the old one."""
+        self.incarnation += 1
+        self.alive, self.acked_at, self.sequence = True, now, 0
+        self.attempts.clear()
+        self.seen.clear()
+        return reports.AgentStarted(
+            node=self.name, incarnation=str(self.incarnation), pool=self.pool, boot_id="sim", agent_version="sim",
+            capacity=reports.NodeCapacity(
+                cpu_millis=self.cpu_millis, memory_bytes=self.memory_bytes,
+                devices=tuple(reports.Device(index=i, simulated=True) for i in range(self.gpus)),
+            ),
+            address="127.0.0.1", port_low=29500, port_high=29520,
+        )  # fmt: skip
+
+    def apply(self, command: object, now: int, start_ms: int, run_ms: int) -> None:
+        """Take a command that names this incarnation; the same number again changes nothing."""
+        assert isinstance(command, placements.StartAttempt | placements.StopAttempt | placements.ResumeAttempt)
+        if not self.alive or command.incarnation != str(self.incarnation) or command.command_seq in self.seen:
+            return
+        self.seen.add(command.command_seq)
+        held = self.attempts.get(command.job_uid)
+        if isinstance(command, placements.StartAttempt):
+            if command.valid_until_ms >= now and held is None:
+                ranks = tuple(replica.rank for replica in command.replicas)
+                devices = tuple(index for replica in command.replicas for index in replica.devices)
+                self.attempts[command.job_uid] = SimAttempt(
+                    command.job_uid, command.attempt_number, command.lease_epoch, ranks, devices, now + start_ms + run_ms, now + start_ms
+                )
+        elif held is not None and (held.number, held.epoch) == (command.attempt_number, command.lease_epoch):
+            if isinstance(command, placements.StopAttempt):
+                self.end(held, AttemptOutcome.STOPPED, None)
+            elif held.phase is AttemptPhase.PAUSED and command.heartbeat_sequence > held.paused_after and not self.fenced(now):
+                held.phase = AttemptPhase.RUNNING
+
+    def fenced(self, now: int) -> bool:
+        """Whether the agent's half of the lease has run out."""
+        return now > self.acked_at + LEASE_MS - MARGIN_MS
+
+    def end(self, held: SimAttempt, outcome: AttemptOutcome, failure: FailureClass | None) -> None:
+        """The processes of an attempt are gone; the report waits until it is acknowledged."""
+        del self.attempts[held.job_uid]
+        self.ended.append(
+            reports.AttemptEnded(
+                node=self.name, incarnation=str(self.incarnation), pool=self.pool, job_uid=held.job_uid, attempt_number=held.number,
+                lease_epoch=held.epoch, ranks=held.ranks, outcome=outcome, failure_class=failure, global_step=held.step,
+            )
+        )  # fmt: skip
+
+    def tick(self, now: int) -> None:
+        """Let time pass for what runs here: the agent's half of the lease, starts, ends."""
+        if not self.alive:
+            return
+        for held in list(self.attempts.values()):
+            if self.fenced(now):
+                if held.phase in (AttemptPhase.RUNNING, AttemptPhase.PREPARING):
+                    held.phase, held.paused_after = AttemptPhase.PAUSED, self.sequence
+            elif held.phase is AttemptPhase.PREPARING and now >= held.runs_at:
+                held.phase = AttemptPhase.RUNNING
+            elif held.phase is AttemptPhase.RUNNING:
+                held.step += 100
+                if now >= held.ends_at:
+                    self.end(held, AttemptOutcome.SUCCEEDED, None)
+
+    def heartbeat(self, now: int) -> list[reports.AttemptEnded | reports.Heartbeat]:
+        """What gets through now: ended parts first, then the list without them. Being sent is being acknowledged here."""
+        self.acked_at = now
+        self.sequence += 1
+        ended, self.ended = self.ended, []
+        beat = reports.Heartbeat(
+            node=self.name, incarnation=str(self.incarnation), pool=self.pool, sequence=self.sequence, applied_seq=self.applied_seq,
+            attempts=tuple(held.progress() for held in self.attempts.values()),
+        )  # fmt: skip
+        return [*ended, beat]

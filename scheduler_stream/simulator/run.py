@@ -1,0 +1,269 @@
+"""The real core under a virtual clock and seeded faults. `simulate(seed)` plays one story and checks every property after every step.
+
+Faults: agents killed (with what they run), nodes cut off and back, parts that fail, commands delayed, repeated and out of order between jobs, reports
+delayed, the scheduler restarted from its entities at any step, the broker away for half a minute. A failure prints the seed that replays it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from opentinker.schemas.manifest import parse_manifest, spec_digest
+from opentinker.schemas.messages import placements
+from opentinker.schemas.messages.commands import CancelJob, SubmitJob
+from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
+from opentinker.schemas.messages.reports import AttemptOutcome, AttemptPhase, FailureClass, Tick
+from opentinker.schemas.records import Message, job_uid_of
+from opentinker.schemas.topics import COMMANDS, PLACEMENTS, REPORTS
+
+from ..codec import decode_change, encode_change
+from ..core.entities import Job
+from ..core.fit import unschedulable_reason
+from ..core.invariants import capacity_violations, transition_violations, violations
+from ..core.state import Change, State
+from ..core.step import StepInput, step
+from .agents import SimAgent
+
+__all__ = ["Report", "SimulationFailedError", "simulate"]
+
+_STEP_MS = 500
+_QUIET_MS = 900_000  # how long a fault-free cluster may take to drain the queue
+_START_MS = 1_800_000_000_000
+
+
+class SimulationFailedError(AssertionError):
+    """A property does not hold. The text names seed, time and property."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What one story did, so that a test can see that its faults bit."""
+
+    seed: int
+    faults: Counter[str] = field(default_factory=Counter)
+    phases: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    state_hash: str = ""
+
+
+class _Story:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)  # noqa: S311
+        self.report = Report(seed)
+        self.state = State()
+        self.now = _START_MS
+        self.offsets: Counter[str] = Counter()
+        self.agents = [
+            SimAgent(f"node-{i}", "default", 1000 * self.random.choice((2, 4, 8)), 2**30 * 16, self.random.choice((0, 1, 2, 4)))
+            for i in range(self.random.randint(1, 8))
+        ]
+        self.commands: list[tuple[int, int, Message]] = []  # (due, sequence, command)
+        self.reports: list[tuple[int, int, Message]] = []
+        self.sequence = 0
+        self.broker_up = True
+        self.submitted: list[str] = []
+
+    # The log
+
+    def append(self, topic: str, message: Message) -> None:
+        offset = self.offsets[topic]
+        self.offsets[topic] += 1
+        before: dict[str, Job] = dict(self.state.jobs)
+        result = step(self.state, StepInput(topic=topic, partition=0, offset=offset, append_time_ms=self.now, message=message))
+        self.report.steps += 1
+        self.check(before, result.changes)
+        for output in result.outputs:
+            if output.topic == PLACEMENTS:
+                self.deliver(output.message)
+
+    def deliver(self, command: Message) -> None:
+        """Per job, order is kept; some arrive twice or late."""
+        delay = self.random.choice((0, 0, 0, 500, 1500))
+        job_uid = getattr(command, "job_uid", "")
+        due = max([self.now + delay, *(at for at, _, other in self.commands if getattr(other, "job_uid", "") == job_uid)])
+        for _ in range(1 + (self.random.random() < 0.1)):
+            self.sequence += 1
+            self.commands.append((due, self.sequence, command))
+
+    # Checks
+
+    def check(self, before: dict[str, Job], changes: tuple[Change, ...]) -> None:
+        problems = violations(self.state) + capacity_violations(self.state)
+        for change in changes:
+            if change.kind == "job":
+                problems += transition_violations(before.get(change.id), self.state.jobs.get(change.id))
+        problems += self.overlaps()
+        if problems:
+            self.fail("; ".join(problems))
+
+    def overlaps(self) -> list[str]:
+        """No two epochs of one job run at the same time, anywhere."""
+        running: dict[str, set[int]] = {}
+        for agent in self.agents:
+            for held in agent.attempts.values():
+                if agent.alive and held.phase is AttemptPhase.RUNNING:
+                    running.setdefault(held.job_uid, set()).add(held.epoch)
+        return [f"job {uid} runs in epochs {sorted(epochs)} at once" for uid, epochs in running.items() if len(epochs) > 1]
+
+    def fail(self, what: str) -> None:
+        raise SimulationFailedError(f"seed {self.seed}, {self.now - _START_MS} ms: {what}\nreplay: opentinker simulate --seed {self.seed}")
+
+    # One slice of time
+
+    def advance(self) -> None:
+        self.now += _STEP_MS
+        if not self.broker_up:
+            for agent in self.agents:
+                agent.tick(self.now)
+            return
+        self.commands.sort(key=lambda item: item[:2])
+        while self.commands and self.commands[0][0] <= self.now:
+            _, _, command = self.commands.pop(0)
+            for agent in self.agents:
+                if agent.name == getattr(command, "node", None):
+                    if agent.connected:
+                        self.catch_up(agent)
+                        self.apply(agent, command)
+                    elif agent.alive:
+                        agent.backlog.append(command)  # type: ignore[arg-type]
+        for agent in self.agents:
+            if agent.connected:
+                self.catch_up(agent)
+            agent.tick(self.now)
+            if agent.alive and agent.connected and (self.now // _STEP_MS) % 4 == 0:
+                delay = self.random.choice((0, 0, 500))
+                for report in agent.heartbeat(self.now):
+                    self.sequence += 1
+                    # One agent's reports keep their order.
+                    due = max([self.now + delay, *(at for at, _, other in self.reports if getattr(other, "node", "") == agent.name)])
+                    self.reports.append((due, self.sequence, report))
+        self.reports.sort(key=lambda item: item[:2])
+        while self.reports and self.reports[0][0] <= self.now:
+            self.append(REPORTS, self.reports.pop(0)[2])
+        self.append(REPORTS, Tick(partition=0, worker="sim", sequence=self.report.steps, sent_ms=self.now))
+
+    def catch_up(self, agent: SimAgent) -> None:
+        for command in agent.backlog:
+            self.apply(agent, command)
+        agent.backlog.clear()
+
+    def apply(self, agent: SimAgent, command: Message) -> None:
+        if isinstance(command, placements.StartAttempt):
+            held = [d for a in agent.attempts.values() if a.job_uid != command.job_uid for d in a.devices]
+            wanted = [index for replica in command.replicas for index in replica.devices]
+            fresh = command.command_seq not in agent.seen and command.incarnation == str(agent.incarnation) and agent.alive
+            if fresh and set(held) & set(wanted):
+                self.fail(f"{agent.name} is to start {command.job_uid} on devices {wanted} while {held} are in use")
+        agent.apply(command, self.now, self.random.choice((500, 1000, 4000)), self.random.choice((2000, 10_000, 40_000)))
+
+    # Events
+
+    def submit(self) -> None:
+        name = f"job-{len(self.submitted)}"
+        spec: dict[str, Any] = {
+            "algorithm": "PPO",
+            "environment": "CartPole-v1",
+            "replicas": self.random.choice((1, 1, 2, 3, 4)),
+            "resources": {"cpu": self.random.choice((1, 2)), "memory": "1Gi", "gpu": self.random.choice((0, 0, 1))},
+            "retry": {"infrastructure": 50},
+        }
+        job = parse_manifest({"apiVersion": "opentinker.io/v1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec})
+        uid = job_uid_of("sim", f"{self.seed}/{name}")
+        command = SubmitJob(
+            job_uid=uid, namespace="default", name=name, pool="default", spec=job.spec, spec_digest=spec_digest(job), submitted_by="sim"
+        )  # fmt: skip
+        self.submitted.append(uid)
+        for _ in range(1 + (self.random.random() < 0.2)):
+            self.append(COMMANDS, command)
+
+    def fault(self) -> None:
+        kind = self.random.choice(("kill", "cut", "fail", "user_error", "restart", "cancel", "broker"))
+        agent = self.random.choice(self.agents)
+        if kind == "kill" and agent.alive:
+            agent.alive = False
+            agent.attempts.clear()
+            self.report.faults[kind] += 1
+        elif kind == "cut" and agent.connected:
+            agent.connected = False
+            self.report.faults[kind] += 1
+        elif kind in ("fail", "user_error") and agent.alive and agent.attempts:
+            held = self.random.choice(list(agent.attempts.values()))
+            agent.end(held, AttemptOutcome.FAILED, FailureClass.INFRASTRUCTURE if kind == "fail" else FailureClass.USER_ERROR)
+            self.report.faults[kind] += 1
+        elif kind == "restart":
+            self.restart()
+        elif kind == "cancel" and self.submitted:
+            uid = self.random.choice(self.submitted)
+            self.append(COMMANDS, CancelJob(job_uid=uid, namespace="default", pool="default", requested_by="sim"))
+            self.report.faults[kind] += 1
+        elif kind == "broker" and self.broker_up:
+            self.broker_up = False
+            self.report.faults[kind] += 1
+
+    def heal(self, everything: bool = False) -> None:
+        for agent in self.agents:
+            if not agent.connected and (everything or self.random.random() < 0.1):
+                agent.connected = True
+            if not agent.alive and agent.connected and self.broker_up and (everything or self.random.random() < 0.2):
+                agent.backlog.clear()
+                self.append(REPORTS, agent.started(self.now))
+        if not self.broker_up and (everything or self.random.random() < 0.05):
+            self.broker_up = True
+
+    def restart(self) -> None:
+        """Go on from the entities as they would come out of the journal; the derived indexes must be the same in effect."""
+        fresh = State()
+        for kind, id in self.state.entity_keys():
+            fresh.load(*decode_change(encode_change(Change(kind, id, self.state.get(kind, id)))))
+        if fresh.hash() != self.state.hash():
+            self.fail("state recovered from entities has another hash")
+        self.state = fresh
+        self.report.faults["restart"] += 1
+
+    def drained(self) -> bool:
+        return all(job.phase.terminal or job.unschedulable is UnschedulableReason.TOO_LARGE for job in self.state.jobs.values())
+
+
+def simulate(seed: int, slices: int = 400) -> Report:
+    """One story: `slices` half seconds with faults, then none until everything that can run has run. Raises SimulationFailedError."""
+    story = _Story(seed)
+    for agent in story.agents:
+        story.append(REPORTS, agent.started(story.now))
+    for _ in range(slices):
+        if story.broker_up and story.random.random() < 0.08:
+            story.submit()
+        if story.random.random() < 0.06:
+            story.fault()
+        story.heal()
+        story.advance()
+    story.broker_up = True
+    story.heal(everything=True)
+    for _ in range(_QUIET_MS // _STEP_MS):
+        story.advance()
+        if story.drained():
+            break
+    for _ in range(20):
+        story.advance()
+    _check_end(story)
+    story.report.phases.update(job.phase.value for job in story.state.jobs.values())
+    story.report.state_hash = story.state.hash()
+    return story.report
+
+
+def _check_end(story: _Story) -> None:
+    for uid in story.submitted:
+        job = story.state.jobs.get(uid)
+        if job is None:
+            story.fail(f"job {uid} was lost")
+        elif job.phase is JobPhase.PENDING:
+            if unschedulable_reason(story.state, job.pool, job.needs) is not job.unschedulable or job.unschedulable is None:
+                story.fail(f"job {uid} is pending with reason {job.unschedulable}, which is not true")
+        elif not job.phase.terminal:
+            story.fail(f"job {uid} is still {job.phase}: {job.reason} {job.message}")
+    for node in story.state.nodes.values():
+        if node.allocations:
+            story.fail(f"node {node.name} still holds {node.allocations}")
