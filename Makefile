@@ -1,0 +1,73 @@
+# `make` shows what there is. Everything runs from one virtual environment (VENV) that is installed from the lock files in requirements/.
+#   PYTHON=python3.12   which Python makes the environment      VENV=/path   where it lies
+#   PIP_INDEX_URL, MAVEN_REPOSITORY_URL                         mirrors of the package sources
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PACKAGES := schemas producers scheduler_stream trainer_agent registry compose
+INSTALL := $(PYTHON) compose/local/preflight.py install --venv $(VENV)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv dev demo up down status test test-quick check format audit lock bench bench-main clean
+
+help: ## Show this
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+venv: ## Install what the stack needs
+	@$(INSTALL) --kind local
+
+dev: ## Install what tests and checks need, too
+	@$(INSTALL) --kind dev
+
+demo: venv ## Start everything and train CartPole to its goal (DOWN=1 stops it all)
+	@$(BIN)/python -m opentinker.compose.local.demo $(if $(DOWN),--down)
+
+up: venv ## Start the local stack
+	@$(BIN)/python -m opentinker.compose.local up
+
+down: venv ## Stop it; data stays
+	@$(BIN)/python -m opentinker.compose.local down
+
+status: venv ## Show what runs
+	@$(BIN)/python -m opentinker.compose.local status
+
+test: dev ## Run every test against real Kafka, PostgreSQL and S3
+	$(BIN)/python -m pytest $(ARGS)
+
+test-quick: dev ## Run the tests that need no stack
+	$(BIN)/python -m pytest -m "not stack and not slow" $(ARGS)
+
+check: dev build/typing ## Lint, format, types, architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict $(foreach package,$(PACKAGES),-p opentinker.$(package))
+	$(BIN)/lint-imports
+
+format: dev ## Format and mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+audit: dev ## Known weaknesses of pinned dependencies (asks the network)
+	$(BIN)/pip-audit --require-hashes --disable-pip -r requirements/local.txt
+
+# mypy finds packages by their place: opentinker/schemas is a link to schemas/, and so on.
+build/typing: $(MAKEFILE_LIST)
+	@mkdir -p build/typing/opentinker
+	@$(foreach package,$(PACKAGES),ln -sfn ../../../$(package) build/typing/opentinker/$(package);)
+	@touch build/typing
+
+LOCK := $(BIN)/uv pip compile pyproject.toml requirements/build.in --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-annotate --no-emit-index-url --quiet
+lock: ## Write the lock files anew (UPGRADE=1 takes newer versions)
+	$(LOCK) $(if $(UPGRADE),--upgrade) --extra local -o requirements/local.txt
+	$(LOCK) $(if $(UPGRADE),--upgrade) --extra dev -c requirements/local.txt -o requirements/dev.txt
+
+bench: bench-main ## Run every benchmark; figures go to build/bench/
+
+bench-main: dev ## Start-up, idle memory, submit-to-placement, CartPole
+	$(BIN)/python tests/benchmarks/main.py
+
+clean: ## Remove what builds and checks left (data, keys and the environment stay)
+	rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
