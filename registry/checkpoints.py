@@ -75,7 +75,7 @@ async def _record_begin(pool: Any, holder: Holder, asked: BeginCheckpoint) -> _U
             return None
         row = await _upload_row(connection, holder.job_uid, asked.checkpoint_id)
         if row:
-            begun = _upload(row)
+            begun = _begun(row)
             same_epoch = (row["attempt_number"], row["lease_epoch"]) == (holder.fence.attempt_number, holder.fence.lease_epoch)
             if check_contents(begun.files, asked.files) or begun.global_step != asked.global_step or not same_epoch:
                 raise Conflict(f"checkpoint {asked.checkpoint_id} was begun with other contents or by an earlier attempt; draw a new checkpoint_id")
@@ -99,8 +99,8 @@ async def _make_uploads(pool: Any, blobs: BlobStore, holder: Holder, upload: _Up
         row = await _upload_row(connection, holder.job_uid, upload.checkpoint_id)
         if row is None or row["object_prefix"] != upload.prefix:
             raise Gone(f"checkpoint {upload.checkpoint_id} was collected while it began; draw a new checkpoint_id")
-        if _upload(row).upload_ids[0] is not None:
-            return _upload(row)
+        if None not in _begun(row).upload_ids:
+            return _begun(row)
         await connection.execute(
             "UPDATE uploads SET files = $3 WHERE job_uid = $1 AND checkpoint_id = $2", holder.job_uid, upload.checkpoint_id, files
         )
@@ -146,7 +146,7 @@ async def _begun_or_settled(pool: Any, holder: Holder, checkpoint_id: str, asked
         row = await _upload_row(connection, holder.job_uid, checkpoint_id)
     if row is None:
         raise NotFound(f"checkpoint {checkpoint_id} was not begun; begin it first")
-    upload = _upload(row)
+    upload = _begun(row)
     errors = check_contents(upload.files, asked.files)
     if errors:
         raise Conflict(errors[0].text())
@@ -200,7 +200,7 @@ async def _record(pool: Any, holder: Holder, upload: _Upload, asked: CommitCheck
             return await _settled(connection, holder.job_uid, done, asked)
         row = await _upload_row(connection, holder.job_uid, upload.checkpoint_id)
         if row is None or row["object_prefix"] != upload.prefix or row["state"] != "begun":
-            raise Gone(f"the upload of checkpoint {upload.checkpoint_id} was collected; begin a new one")
+            raise Gone(f"the upload of checkpoint {upload.checkpoint_id} was collected; draw a new checkpoint_id and begin again")
         await connection.execute(
             "INSERT INTO checkpoints (job_uid, checkpoint_id, namespace, attempt_number, lease_epoch, global_step, digest, size_bytes, "
             "object_prefix, files, metrics, lineage, final, outcome, stop_reason) "
@@ -244,12 +244,13 @@ async def _settled(connection: Any, job_uid: str, done: Any, asked: CommitCheckp
 
 
 async def _upload_row(connection: Any, job_uid: str, checkpoint_id: str) -> Any:
-    return await connection.fetchrow(
-        "SELECT * FROM uploads WHERE job_uid = $1 AND checkpoint_id = $2 AND state = 'begun' FOR UPDATE", job_uid, checkpoint_id
-    )
+    return await connection.fetchrow("SELECT * FROM uploads WHERE job_uid = $1 AND checkpoint_id = $2 FOR UPDATE", job_uid, checkpoint_id)
 
 
-def _upload(row: Any) -> _Upload:
+def _begun(row: Any) -> _Upload:
+    """The row as a value. Raises Gone if it is being collected."""
+    if row["state"] != "begun":
+        raise Gone(f"the upload of checkpoint {row['checkpoint_id']} is being collected; draw a new checkpoint_id and begin again")
     return _Upload(
         checkpoint_id=row["checkpoint_id"],
         global_step=row["global_step"],

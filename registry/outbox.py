@@ -14,7 +14,7 @@ from opentinker.compose.runtime.kafka import send
 from opentinker.compose.runtime.metrics import counter, gauge
 from opentinker.compose.runtime.tracing import current_traceparent
 from opentinker.schemas.messages import CheckpointCommitted, ModelVersionRegistered
-from opentinker.schemas.records import Message, OutputRecord, encode
+from opentinker.schemas.records import OutputRecord, encode
 from opentinker.schemas.registry_api import CommitCheckpoint
 from opentinker.schemas.topics import CHECKPOINTS
 
@@ -57,15 +57,11 @@ def model_version_registered(holder: Holder, model: str, version: int, checkpoin
 async def put(connection: Any, event: CheckpointCommitted | ModelVersionRegistered, now_ms: int) -> None:
     """Write an event into the transaction that is open on `connection`."""
     identifier = f"{event.job_uid}:{event.checkpoint_id}:{type(event).__name__}"
-    value, headers = encode(_message(event), id=identifier, source=SOURCE, subject=event.job_uid, time_ms=now_ms, traceparent=current_traceparent())
+    value, headers = encode(event, id=identifier, source=SOURCE, subject=event.job_uid, time_ms=now_ms, traceparent=current_traceparent())
     await connection.execute(
         "INSERT INTO outbox (topic, key, value, headers) VALUES ($1, $2, $3, $4)",
         CHECKPOINTS, event.job_uid, value, [[name, text.decode()] for name, text in headers],
     )  # fmt: skip
-
-
-def _message(event: CheckpointCommitted | ModelVersionRegistered) -> Message:
-    return event
 
 
 async def publish_pending(pool: Any, producer: AIOKafkaProducer) -> int:

@@ -56,6 +56,7 @@ CREATE TABLE checkpoints (
     stop_reason text,
     committed_at timestamptz NOT NULL DEFAULT now(),
     expired_at timestamptz,                  -- set before its objects are deleted; an expired checkpoint is shown to nobody
+    emptied boolean NOT NULL DEFAULT false,  -- its objects are gone
     PRIMARY KEY (job_uid, checkpoint_id)
 );
 CREATE INDEX checkpoints_newest ON checkpoints (job_uid, global_step DESC, committed_at DESC) WHERE expired_at IS NULL;
