@@ -33,6 +33,13 @@ class Stack:
         return inherited | {"OPENTINKER_HOME": str(self.home)} | additions
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses a stack is marked so, and `make test-quick` leaves it out."""
+    for item in items:
+        if {"stack", "full_stack"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.stack)
+
+
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
     """Kafka, PostgreSQL and S3 with all topics; no service of ours."""

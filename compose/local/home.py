@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def _token() -> str:
     return secrets.token_urlsafe(32)
 
 
-SECRETS = {
+SECRETS: Mapping[str, Callable[[], str]] = {
     "api-key": _api_key,
     "registry-agent-token": _token,
     "postgres-password": lambda: secrets.token_hex(24),  # hex: it stands in a DSN as it is

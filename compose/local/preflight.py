@@ -6,7 +6,7 @@ Run by whatever `python3` the machine has, also one that is too old: standard li
 import). A check that fails is one line with its remedy, and exit code 2. What was installed is remembered by digest in the environment, so that
 a repeated run costs a few milliseconds.
 """
-# ruff: noqa: UP006, UP007, UP035, UP045
+# ruff: noqa: UP006, UP035, UP045
 
 import argparse
 import hashlib
@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_MIN = (3, 11)
@@ -26,11 +26,20 @@ SPARE_DISK_GB = 1.0  # for the stack's data, logs and Kafka's jars
 MEMORY_MIN_GB = 3.0  # 1.5 the idle stack, 1.2 four trainers
 
 
-def find_problem(version, has_venv, machine, disk_free_gb, disk_needed_gb, memory_gb, newer_python):
-    # type: (tuple, bool, str, float, float, Optional[float], Optional[str]) -> Optional[str]
+def find_problem(
+    version: Tuple[int, ...],
+    has_venv: bool,
+    machine: str,
+    disk_free_gb: float,
+    disk_needed_gb: float,
+    memory_gb: Optional[float],
+    newer_python: Optional[str],
+) -> Optional[str]:
     """The first thing in the way, as one line with its remedy; None if nothing is."""
     if tuple(version[:2]) < PYTHON_MIN:
-        remedy = f"run `make PYTHON={newer_python} ...`" if newer_python else "install Python 3.11 or newer and name it with `make PYTHON=python3.11 ...`"
+        remedy = (
+            f"run `make PYTHON={newer_python} ...`" if newer_python else "install Python 3.11 or newer and name it with `make PYTHON=python3.11 ...`"
+        )
         return f"Python {version[0]}.{version[1]} is too old, 3.11 is needed: {remedy}"
     if not has_venv:
         return f"Python's venv module is missing: `apt-get install python{version[0]}.{version[1]}-venv`, or your system's package of that name"
@@ -43,14 +52,18 @@ def find_problem(version, has_venv, machine, disk_free_gb, disk_needed_gb, memor
     return None
 
 
-def memory_available_gb():
-    # type: () -> Optional[float]
+def _runs(name: str) -> bool:
+    """Whether that Python really starts: version managers leave names on the path that only complain."""
+    with open(os.devnull, "w") as nowhere:
+        return shutil.which(name) is not None and subprocess.call([name, "-c", ""], stdout=nowhere, stderr=nowhere) == 0
+
+
+def memory_available_gb() -> Optional[float]:
     """What the kernel says is available, or what this container is limited to if that is less."""
-    found = []  # type: List[float]
+    found: List[float] = []
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) / 1e6)
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.extend(int(line.split()[1]) / 1e6 for line in lines if line.startswith("MemAvailable:"))
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if limit.isdigit():
             found.append(int(limit) / 1e9)
@@ -59,14 +72,13 @@ def memory_available_gb():
     return min(found) if found else None
 
 
-def check(to_install):
-    # type: (bool) -> None
+def check(to_install: bool) -> None:
     """Exit 2 with one line if this machine cannot do it."""
     import importlib.util
 
-    newer = next((name for name in ("python3.14", "python3.13", "python3.12", "python3.11") if shutil.which(name)), None)
+    newer = next((name for name in ("python3.14", "python3.13", "python3.12", "python3.11") if _runs(name)), None)
     problem = find_problem(
-        version=tuple(sys.version_info),
+        version=(sys.version_info[0], sys.version_info[1]),
         has_venv=importlib.util.find_spec("venv") is not None and importlib.util.find_spec("ensurepip") is not None,
         machine=f"{platform.system()} {platform.machine()}",
         disk_free_gb=shutil.disk_usage(str(ROOT)).free / 1e9,
@@ -79,8 +91,7 @@ def check(to_install):
         sys.exit(2)
 
 
-def install(kind, venv):
-    # type: (str, Path) -> None
+def install(kind: str, venv: Path) -> None:
     """Bring the environment to what the lock file says, then our package into it. Nothing happens if it is already so."""
     lock = ROOT / "requirements" / f"{kind}.txt"
     locked = _digest(lock)
@@ -105,29 +116,25 @@ def install(kind, venv):
         ours_stamp.write_text(ours)
 
 
-def _digest(path):
-    # type: (Path) -> str
+def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _read(path):
-    # type: (Path) -> str
+def _read(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:
         return ""
 
 
-def _run(command):
-    # type: (List[str]) -> None
+def _run(command: List[str]) -> None:
     environment = dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_ROOT_USER_ACTION="ignore")
     if subprocess.call(command, env=environment) != 0:
         sys.stderr.write(f"make: `{' '.join(command)}` failed; see above. A mirror can be named in PIP_INDEX_URL\n")
         sys.exit(1)
 
 
-def main():
-    # type: () -> None
+def main() -> None:
     parser = argparse.ArgumentParser(description="Check this machine and install OpenTinker's environment.")
     parser.add_argument("what", choices=["check", "install"])
     parser.add_argument("--kind", choices=["local", "dev"], default="local")

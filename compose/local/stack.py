@@ -137,7 +137,10 @@ async def _bring_up(supervisor: Supervisor, programs: Sequence[Program], layout:
 
 async def _until_settled(supervisor: Supervisor, names: set[str]) -> None:
     """Supervisord calls a program running once it has lived for a second; ended by `_watch` if one does not."""
-    while any(info["statename"] == "STARTING" for name, info in (await asyncio.to_thread(supervisor.states)).items() if name in names):
+    while True:
+        states = await asyncio.to_thread(supervisor.states)
+        if not any(info["statename"] == "STARTING" for name, info in states.items() if name in names):
+            return
         await asyncio.sleep(0.05)
 
 

@@ -139,7 +139,7 @@ class Supervisor:
 
     def answers(self) -> bool:
         try:
-            return self.call("getState")["statename"] == "RUNNING"
+            return bool(self.call("getState")["statename"] == "RUNNING")
         except (OSError, xmlrpc.client.Error, http.client.HTTPException):
             return False
 
