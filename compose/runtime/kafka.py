@@ -207,7 +207,7 @@ async def _compare(admin: AIOKafkaAdminClient, table: dict[str, tuple[int, dict[
         for name, (count, _) in table.items()
         if len(described[name]["partitions"]) != count
     ]
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name, list(config)) for name, (_, config) in table.items()]
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, dict.fromkeys(config)) for name, (_, config) in table.items()]
     for response in await admin.describe_configs(resources):
         for _, _, _, name, entries in response.resources:
             actual = {entry[0]: entry[1] for entry in entries}
