@@ -2,6 +2,9 @@
 
 Authority: `open` needs the agent token; everything that writes a checkpoint needs the attempt token that `open` returned. Bytes of checkpoints never
 pass through the registry: it hands out presigned URLs and verifies what lies in the store. Unknown fields are refused on the way in.
+
+A refusal is a problem document (RFC 9457) whose member `reason` is for programs: `unauthorised` 401, `notfound` 404, `fenced` 409 (stop: a later epoch
+owns the job), `conflict` 409 (the id stands for other contents), `gone` 410 (the upload was collected), `invalidcheckpoint` 422 (with `errors`).
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ __all__ = [
     "ResumeFrom",
 ]
 
-# What every algorithm must save for a resume to be honest: weights, and the counters, RNG and optimizer description beside them.
-REQUIRED_MEMBERS = ("weights.safetensors", "state.json")
+# What every algorithm must save for a resume to be honest: weights, optimizer, and the counters and RNG state beside them.
+REQUIRED_MEMBERS = ("weights.safetensors", "optimizer.safetensors", "state.json")
 CHECKPOINT_FILES_MAX = 512  # one file of environment state per replica of a gang of 315, and room
 CHECKPOINT_BYTES_MAX = 4 * 2**40
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
