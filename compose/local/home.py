@@ -86,8 +86,9 @@ class Home:
         try:
             for directory in (self.root, self.data, self.logs, self.run, self.pids, self.secrets):
                 directory.mkdir(parents=True, exist_ok=True)
-            for private in (self.run, self.secrets, self.data):
+            for private in (self.run, self.secrets):
                 private.chmod(0o700)
+            self.data.chmod(0o711)  # each part's own directory is 0700; where root starts PostgreSQL as another user, that user must come through
         except OSError as error:
             raise HomeUnusable(f"cannot use {self.root} as OPENTINKER_HOME: {error.strerror}; choose another directory") from error
 

@@ -81,6 +81,7 @@ def prepare_kafka(home: Home, ports: Mapping[str, int], cluster_id: str, env: Ma
     files = _Files(home.run / "kafka", jars)
     files.write(render_properties(home.data / "kafka", ports["kafka"], ports["kafka-controller"]))
     cache = _class_cache(jars, env, say)
+    (home.data / "kafka").mkdir(mode=0o700, exist_ok=True)
     if not (home.data / "kafka" / "meta.properties").exists():
         _format(files, cluster_id, env)
     return Program(

@@ -21,13 +21,13 @@ def main() -> None:
         spec: dict[str, Any] = json.load(file)
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
+    if spec.get("record"):  # pid and start time stay what they are from here on
+        _record(spec["record"], spec["name"])
     _become_user(spec.get("user"), libc)
     if spec.get("death_signal"):  # after the change of user, which clears it
         libc.prctl(_PR_SET_PDEATHSIG, int(spec["death_signal"]), 0, 0, 0)
         if os.getppid() != parent:  # died in between: the signal will never come
             sys.exit(1)
-    if spec.get("record"):
-        _record(spec["record"], spec["name"])
     os.umask(0o077)
     os.chdir(spec["cwd"])
     try:

@@ -86,7 +86,7 @@ def _make_cluster(home: Home, data: Path, binaries: Path, user: Mapping[str, Any
     making = data.with_name("postgres.new")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(mode=0o700)
-    with tempfile.TemporaryDirectory(dir=home.run) as scratch:
+    with tempfile.TemporaryDirectory(dir=home.data) as scratch:
         password_file = Path(scratch) / "password"
         write_private(password_file, password)
         if user and user["how"] == "switch":
@@ -106,9 +106,9 @@ def _make_cluster(home: Home, data: Path, binaries: Path, user: Mapping[str, Any
     making.rename(data)
 
 
-def _run(argv: list[str], user: Mapping[str, Any] | None, env: Mapping[str, str], standard_input: str = "") -> None:
+def _run(argv: list[str], user: Mapping[str, Any] | None, env: Mapping[str, str], standard_input: str = "", cwd: Path = Path("/")) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as spec:
-        json.dump({"name": "initdb", "argv": argv, "env": dict(env), "cwd": "/", "user": user}, spec)
+        json.dump({"name": "initdb", "argv": argv, "env": dict(env), "cwd": str(cwd), "user": user}, spec)
         spec.flush()
         command = [sys.executable, "-I", "-S", str(LAUNCH), spec.name]
         result = subprocess.run(command, input=standard_input, capture_output=True, text=True, check=False, timeout=120)
@@ -145,8 +145,7 @@ def _user(home: Home) -> dict[str, Any] | None:
 def _can_enter(directory: Path, user: Mapping[str, Any]) -> bool:
     """Whether a process of that user can start our binaries and reach the data directory."""
     try:
-        _run([str(_binaries() / "postgres"), "--version"], user, {})
-        _run([sys.executable, "-I", "-S", "-c", f"import os; os.chdir({str(directory)!r})"], user, {})
+        _run([str(_binaries() / "postgres"), "--version"], user, {}, cwd=directory)
     except PartFailed:
         return False
     return True
