@@ -76,7 +76,7 @@ class Metadata(_Part):
         return self
 
 
-class EnvironmentSpec(_Part):
+class EnvironmentSpec(_Part):  # type: ignore[no-redef]  # the plugin adds a **kwargs of its own beside our alias
     id: str = Field(min_length=1, max_length=256, description="a Gymnasium id, for example CartPole-v1")
     arguments: dict[str, Any] = Field(default_factory=dict, alias="kwargs", max_length=64, description="keyword arguments of gymnasium.make")
 

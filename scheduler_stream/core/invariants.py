@@ -6,14 +6,16 @@ Each check returns sentences about what is violated; an empty list means that al
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import cast
 
 from opentinker.schemas.messages.jobs import JobPhase
 
-from .entities import Attempt, Job, Node
+from .entities import Attempt, Entity, Job, Node
 from .lifecycle import PART_OVER
 from .state import State
 
-__all__ = ["transition_violations", "violations"]
+__all__ = ["capacity_violations", "change_violations", "transition_violations", "violations"]
 
 _LIVE = (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.STOPPING)
 
@@ -41,6 +43,19 @@ def transition_violations(before: Job | None, after: Job | None) -> list[str]:
         found.append(f"job {before.uid} left terminal phase {before.phase} for {after.phase}")
     if after.lease_epoch < before.lease_epoch or after.attempt_number < before.attempt_number or after.revision < before.revision:
         found.append(f"job {before.uid}: epoch, attempt or revision went back")
+    return found
+
+
+def change_violations(state: State, changed: Mapping[tuple[str, str], Entity | None]) -> list[str]:
+    """The cheap check of production: the properties of what one step changed, given what stood there before."""
+    found: list[str] = []
+    for (kind, id), before in changed.items():
+        if kind == "job" and (job := state.jobs.get(id)) is not None:
+            found += _job(state, job) + transition_violations(cast("Job | None", before), job)
+        elif kind == "node" and (node := state.nodes.get(id)) is not None:
+            found += _node(node)
+        elif kind == "attempt" and (attempt := state.attempts.get(id)) is not None:
+            found += _held(state, attempt)
     return found
 
 

@@ -86,7 +86,7 @@ class State:
         self.pools: dict[str, set[str]] = {}  # pool → node names
         self.timers: list[tuple[int, str, str]] = []  # heap of (pool time, kind, id); may be early, never late
         self._undo: list[tuple[str, str, Entity | None]] | None = None
-        self._changed: dict[tuple[str, str], None] = {}
+        self._changed: dict[tuple[str, str], Entity | None] = {}
 
     # Reading
 
@@ -118,8 +118,8 @@ class State:
     # Writing
 
     @contextmanager
-    def recording(self) -> Iterator[dict[tuple[str, str], None]]:
-        """All writes inside happen together: an exception takes them all back. Yields the keys changed, in order."""
+    def recording(self) -> Iterator[dict[tuple[str, str], Entity | None]]:
+        """All writes inside happen together: an exception takes them all back. Yields the keys changed, in order, with what stood there before."""
         assert self._undo is None
         self._undo, self._changed = [], {}
         try:
@@ -156,7 +156,7 @@ class State:
         before = self.get(kind, id)
         if self._undo is not None:
             self._undo.append((kind, id, before))
-            self._changed[kind, id] = None
+            self._changed.setdefault((kind, id), before)
         if kind == _CLOCK:
             self.clock = cast("Clock", value)
             return

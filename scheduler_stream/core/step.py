@@ -19,6 +19,7 @@ from opentinker.schemas.records import Message
 from .attempts import stop_attempt
 from .effects import Effects, Output
 from .entities import Attempt, Result
+from .invariants import change_violations
 from .nodes import agent_started, attempt_ended, cordon, expire_lease, heartbeat
 from .policy import CLOCK_STEP_MAX_MS, START_TIMEOUT_MS, TIMERS_PER_STEP_MAX
 from .queueing import cancel, release_backoff, schedule, submit
@@ -43,6 +44,7 @@ class StepInput:
 class StepResult:
     changes: tuple[Change, ...]
     outputs: tuple[Output, ...]
+    violations: tuple[str, ...] = ()  # of what changed; always empty unless we have a defect
 
 
 def step(state: State, item: StepInput) -> StepResult:
@@ -55,7 +57,8 @@ def step(state: State, item: StepInput) -> StepResult:
         _run_timers(effects)
         schedule(effects)
         outputs = effects.finish()
-    return StepResult(tuple(Change(kind, id, state.get(kind, id)) for kind, id in changed), tuple(outputs))
+    changes = tuple(Change(kind, id, state.get(kind, id)) for kind, id in changed)
+    return StepResult(changes, tuple(outputs), tuple(change_violations(state, changed)))
 
 
 def _advance_clock(state: State, append_ms: int) -> None:

@@ -20,11 +20,10 @@ from opentinker.schemas.records import Message, job_uid_of
 from opentinker.schemas.topics import COMMANDS, PLACEMENTS, REPORTS
 
 from ..codec import decode_change, encode_change
-from ..core.entities import Job
 from ..core.fit import unschedulable_reason
-from ..core.invariants import capacity_violations, transition_violations, violations
+from ..core.invariants import capacity_violations, violations
 from ..core.state import Change, State
-from ..core.step import StepInput, step
+from ..core.step import StepInput, StepResult, step
 from .agents import SimAgent
 
 __all__ = ["Report", "SimulationFailedError", "simulate"]
@@ -72,10 +71,9 @@ class _Story:
     def append(self, topic: str, message: Message) -> None:
         offset = self.offsets[topic]
         self.offsets[topic] += 1
-        before: dict[str, Job] = dict(self.state.jobs)
         result = step(self.state, StepInput(topic=topic, partition=0, offset=offset, append_time_ms=self.now, message=message))
         self.report.steps += 1
-        self.check(before, result.changes)
+        self.check(result)
         for output in result.outputs:
             if output.topic == PLACEMENTS:
                 self.deliver(output.message)
@@ -91,12 +89,8 @@ class _Story:
 
     # Checks
 
-    def check(self, before: dict[str, Job], changes: tuple[Change, ...]) -> None:
-        problems = violations(self.state) + capacity_violations(self.state)
-        for change in changes:
-            if change.kind == "job":
-                problems += transition_violations(before.get(change.id), self.state.jobs.get(change.id))
-        problems += self.overlaps()
+    def check(self, result: StepResult) -> None:
+        problems = [*result.violations, *violations(self.state), *capacity_violations(self.state), *self.overlaps()]
         if problems:
             self.fail("; ".join(problems))
 

@@ -1,0 +1,286 @@
+"""One partition's cycle (DESIGN.md §5): take what has arrived, step it, write it down, publish what is written.
+
+The journal is the authority on what has been read: inputs at or below its position are dropped, a gap before a delivered input is read by a private
+reader and stepped first. Whatever fails ends the process; nothing is retried against an unknown outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from opentinker.compose.runtime import kafka, metrics
+from opentinker.compose.runtime.settings import KafkaSettings
+from opentinker.compose.runtime.tracing import ATTRIBUTE_JOB_UID, SPAN_STEP, span
+from opentinker.schemas.messages.commands import SubmitJob
+from opentinker.schemas.messages.jobs import JobPhase
+from opentinker.schemas.records import InputRecord
+from opentinker.schemas.topics import INPUT_TOPICS
+
+from .codec import InputSpan, JournalOutput
+from .core.entities import Job
+from .core.state import Change, State
+from .core.step import StepResult, step
+from .errors import SchedulerError
+from .interpret import encode_outputs, interpret, is_status
+from .journal import Journal
+from .log import KafkaLog
+from .owner import Ownership, span_of, take_over
+from .publishing import FastLane, StatusLane
+
+__all__ = ["KafkaInputs", "PartitionCycle"]
+
+_QUEUE_MAX = 4096  # inputs delivered and not yet stepped; above it Faust's stream waits
+_BATCH_INPUTS_MAX = 64
+_BATCH_BYTES_MAX = 512 * 1024
+_IDLE_RECORD_S = 5.0  # a group without change or output is written at most this often
+_CATCH_UP_CHUNK = 2_000  # inputs read at a time after a takeover
+_TRIM_INTERVAL_S = 3_600.0
+_KEPT_BEHIND_MS = 48 * 3_600_000  # of journal, behind where recovery starts
+
+STEPS = metrics.counter("scheduler_steps_total", "Inputs stepped", ("topic",))
+STEP_SECONDS = metrics.histogram("scheduler_step_seconds", "Time of one step", buckets=(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0))
+HOLES = metrics.counter("scheduler_input_holes_total", "Gaps in delivered inputs that were read again")
+DEAD = metrics.counter("scheduler_dead_letters_total", "Inputs that could not be read", ("topic",))
+TAKEOVERS = metrics.counter("scheduler_takeovers_total", "Partitions taken over")
+TAKEOVER_SECONDS = metrics.histogram("scheduler_takeover_seconds", "From assignment to the first step", buckets=(0.1, 0.25, 0.5, 1, 2, 5, 10, 30))
+QUEUE_WAIT = metrics.histogram("queue_wait_seconds", "From submission to the first placement", metrics.WAIT_BUCKETS_S)
+JOBS = metrics.gauge("jobs", "Jobs known to this worker", ("phase",))
+VIOLATIONS = metrics.counter("scheduler_invariant_violations_total", "Safety properties found violated; anything but 0 is a defect")
+
+
+class KafkaInputs:
+    """The input topics of one partition by a private, groupless reader that is kept open."""
+
+    def __init__(self, settings: KafkaSettings, partition: int, group: str) -> None:
+        self._settings, self._partition, self._group = settings, partition, group
+        self._reader: AIOKafkaConsumer | None = None
+
+    async def start(self) -> None:
+        self._reader = kafka.groupless_consumer(self._settings, f"scheduler-inputs-{self._partition}")
+        await self._reader.start()
+
+    async def stop(self) -> None:
+        if self._reader is not None:
+            await self._reader.stop()
+
+    async def bounds(self, topic: str) -> tuple[int, int]:
+        assert self._reader is not None
+        place = TopicPartition(topic, self._partition)
+        first, end = await asyncio.gather(self._reader.beginning_offsets([place]), self._reader.end_offsets([place]))
+        return first[place], end[place]
+
+    async def read(self, topic: str, start: int, end: int) -> list[InputRecord]:
+        return await kafka.read_range(self._settings, topic, self._partition, start, end)
+
+    async def committed(self, topic: str) -> int | None:
+        member = kafka.consumer(self._settings, f"scheduler-committed-{self._partition}", self._group)
+        await member.start()
+        try:
+            member.assign([TopicPartition(topic, self._partition)])
+            offset = await member.committed(TopicPartition(topic, self._partition))
+            return None if offset is None else int(offset)
+        finally:
+            await member.stop()
+
+
+class PartitionCycle:
+    """Owns one partition from assignment to revocation."""
+
+    def __init__(
+        self, settings: KafkaSettings, partition: int, worker: str, boot_id: str, group: str, on_failure: Callable[[BaseException], None]
+    ) -> None:
+        self.partition = partition
+        self.ready = asyncio.Event()
+        self.last_step_at = time.monotonic()
+        self._settings, self._worker, self._boot_id, self._group = settings, worker, boot_id, group
+        self._on_failure = on_failure
+        self._queue: asyncio.Queue[InputRecord] = asyncio.Queue(_QUEUE_MAX)
+        self._log = structlog.get_logger().bind(partition=partition)
+        self._stopping = asyncio.Event()
+        self._positions: dict[str, InputSpan] = {}
+        self._written_at = 0.0
+        self._unwritten: list[Change] = []
+        self._task: asyncio.Task[None] | None = None
+        self._state: State | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._guarded(), name=f"partition-{self.partition}")
+
+    async def deliver(self, record: InputRecord) -> None:
+        """Take one input from the stream; waits when too many are in hand."""
+        if not self._stopping.is_set():
+            await self._queue.put(record)
+
+    async def stop(self, timeout_s: float = 10.0) -> None:
+        """Finish the append in flight, then let go. What is not stepped is somebody else's."""
+        self._stopping.set()
+        if self._task is not None:
+            _, pending = await asyncio.wait({self._task}, timeout=timeout_s)
+            for task in pending:
+                task.cancel()
+
+    async def _guarded(self) -> None:
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._log.error("partition ended", error=f"{type(error).__name__}: {error}", exc_info=not isinstance(error, SchedulerError))
+            self._on_failure(error)
+
+    async def _run(self) -> None:
+        began = time.monotonic()
+        producer = kafka.producer(self._settings, f"scheduler-{self.partition}")
+        status_producer = kafka.transactional_producer(self._settings, f"scheduler-status-{self.partition}", f"status-{self.partition}")
+        inputs = KafkaInputs(self._settings, self.partition, self._group)
+        await asyncio.gather(producer.start(), inputs.start())
+        lanes: list[asyncio.Task[None]] = []
+        try:
+            journal_log = KafkaLog(self._settings, self.partition, producer)
+            owned = await take_over(journal_log, inputs, INPUT_TOPICS, worker=self._worker, boot_id=self._boot_id, fence=status_producer.start)
+            fast, status = FastLane(producer), StatusLane(status_producer)
+            await self._republish(owned, fast, status)
+            lanes = [asyncio.create_task(fast.run(owned.journal)), asyncio.create_task(status.run(owned.journal))]
+            self._state, self._positions = owned.fold.state, dict(owned.fold.positions)
+            await self._catch_up(owned.journal, inputs, fast, status)
+            TAKEOVERS.inc()
+            TAKEOVER_SECONDS.observe(time.monotonic() - began)
+            self._log.info(
+                "partition owned", owner_epoch=owned.journal.owner_epoch, jobs=len(owned.fold.state.jobs), records=owned.fold.records,
+                voids=owned.fold.voids, seconds=round(time.monotonic() - began, 3),
+            )  # fmt: skip
+            self.ready.set()
+            await self._until_stopped(self._serve(owned.journal, journal_log, inputs, fast, status), lanes)
+            async with asyncio.timeout(5):
+                await asyncio.gather(fast.drained(), status.drained())
+        finally:
+            for lane in lanes:
+                lane.cancel()
+            await asyncio.gather(producer.stop(), status_producer.stop(), inputs.stop(), return_exceptions=True)
+
+    async def _republish(self, owned: Ownership, fast: FastLane, status: StatusLane) -> None:
+        """Publish what no record says was published, under the ids it had."""
+        for offset, outputs in owned.fold.to_publish():
+            await fast.publish_now([out for out in outputs if not is_status(out)])
+            await status.publish_now([out for out in outputs if is_status(out)])
+            owned.journal.published_fast = max(owned.journal.published_fast, offset)
+            owned.journal.published_status = max(owned.journal.published_status, offset)
+
+    async def _catch_up(self, journal: Journal, inputs: KafkaInputs, fast: FastLane, status: StatusLane) -> None:
+        """Step what was appended before we came, so that nothing waits for the next delivery."""
+        for topic in INPUT_TOPICS:
+            first, end = await inputs.bounds(topic)
+            span = self._positions.get(topic)
+            start = max(first, span.through + 1 if span else 0)
+            while start < end:
+                stop = min(end, start + _CATCH_UP_CHUNK)
+                records = await inputs.read(topic, start, stop)
+                for i in range(0, len(records), _BATCH_INPUTS_MAX):
+                    await self._cycle(journal, records[i : i + _BATCH_INPUTS_MAX], fast, status)
+                start = stop
+
+    async def _until_stopped(self, serving: Coroutine[Any, Any, None], lanes: list[asyncio.Task[None]]) -> None:
+        """Serve until told to stop; a lane that fails fails the partition."""
+        task = asyncio.create_task(serving)
+        done, _ = await asyncio.wait({task, *lanes}, return_when=asyncio.FIRST_COMPLETED)
+        task.cancel()
+        for finished in done:
+            finished.result()
+
+    async def _serve(self, journal: Journal, journal_log: KafkaLog, inputs: KafkaInputs, fast: FastLane, status: StatusLane) -> None:
+        trimmed_at = time.monotonic()
+        while not self._stopping.is_set():
+            batch = await self._take()
+            if batch:
+                await self._cycle(journal, await self._without_holes(inputs, batch), fast, status)
+            if time.monotonic() - trimmed_at > _TRIM_INTERVAL_S:
+                trimmed_at = time.monotonic()
+                await journal_log.trim(journal.replay_from.offset, int(time.time() * 1000) - _KEPT_BEHIND_MS)
+
+    async def _take(self) -> list[InputRecord]:
+        """(1) What has arrived, bounded in number and size, in (topic, offset) order."""
+        try:
+            batch = [await asyncio.wait_for(self._queue.get(), 0.2)]
+        except TimeoutError:
+            return []
+        size = len(batch[0].value or b"")
+        while not self._queue.empty() and len(batch) < _BATCH_INPUTS_MAX and size < _BATCH_BYTES_MAX:
+            batch.append(self._queue.get_nowait())
+            size += len(batch[-1].value or b"")
+        return sorted(batch, key=lambda record: (INPUT_TOPICS.index(record.topic), record.offset))
+
+    async def _without_holes(self, inputs: KafkaInputs, batch: list[InputRecord]) -> list[InputRecord]:
+        """Drop what is folded already; read what the stream left out."""
+        through = {topic: span.through for topic, span in self._positions.items()}
+        complete: list[InputRecord] = []
+        for record in batch:
+            expected = through.get(record.topic, -1) + 1
+            if record.offset < expected:
+                continue
+            if record.offset > expected:
+                HOLES.inc()
+                complete += await inputs.read(record.topic, expected, record.offset)
+            complete.append(record)
+            through[record.topic] = record.offset
+        return complete
+
+    async def _cycle(self, journal: Journal, records: list[InputRecord], fast: FastLane, status: StatusLane) -> None:
+        """(2) Step, (3, 4) append, (5) hand over for publishing."""
+        assert self._state is not None
+        changed: dict[tuple[str, str], Change] = {(change.kind, change.id): change for change in self._unwritten}
+        outputs: list[JournalOutput] = []
+        for record in records:
+            made = self._step(record)
+            changed.update(((change.kind, change.id), change) for change in made[0])
+            outputs += made[1]
+            before = self._positions.get(record.topic)
+            self._positions[record.topic] = span_of(record, before.through + 1 if before else 0)
+        significant = outputs or any(kind not in ("clock", "lease") for kind, _ in changed)
+        if not significant and time.monotonic() - self._written_at < _IDLE_RECORD_S:
+            self._unwritten = list(changed.values())  # ticks and plain heartbeats: stepping them again after a crash gives the same
+            return
+        offset = await journal.append(self._positions, list(changed.values()), outputs)
+        self._unwritten, self._written_at = [], time.monotonic()
+        await fast.hand_over(offset, outputs)
+        await status.hand_over(offset, outputs)
+
+    def _step(self, record: InputRecord) -> tuple[tuple[Change, ...], list[JournalOutput]]:
+        assert self._state is not None
+        understood = interpret(record, self._settings.partitions)
+        if understood.letters:
+            DEAD.labels(record.topic).inc()
+        began = time.perf_counter()
+        message = understood.item.message
+        if isinstance(message, SubmitJob):
+            with span(SPAN_STEP, understood.item.traceparent, {ATTRIBUTE_JOB_UID: message.job_uid}):
+                result = step(self._state, understood.item)
+        else:
+            result = step(self._state, understood.item)
+        STEP_SECONDS.observe(time.perf_counter() - began)
+        STEPS.labels(record.topic).inc()
+        self.last_step_at = time.monotonic()
+        self._observe(result)
+        return result.changes, [*understood.letters, *encode_outputs(understood.item, result.outputs)]
+
+    def _observe(self, result: StepResult) -> None:
+        """Metrics of one step. A violated property is counted and logged, and stops nothing: the journal holds what led to it."""
+        assert self._state is not None
+        for change in result.changes:
+            job = change.value
+            if isinstance(job, Job) and job.phase is JobPhase.STARTING and job.attempt_number == 1:
+                QUEUE_WAIT.observe(max(0, self._state.clock.append_ms - job.submitted_ms) / 1000)
+        if result.violations:
+            VIOLATIONS.inc(len(result.violations))
+            self._log.error("safety property violated", problems=list(result.violations))
+
+    def count_phases(self) -> dict[JobPhase, int]:
+        """Jobs by phase, for the gauge."""
+        counts = dict.fromkeys(JobPhase, 0)
+        for job in self._state.jobs.values() if self._state else ():
+            counts[job.phase] += 1
+        return counts

@@ -1,0 +1,118 @@
+"""From the journal to the state: where to start, which records count, what was not published.
+
+The void rule: a record whose owner_epoch is not the offset of the latest OwnerStarted before it was written by an owner that had lost the partition;
+it never took effect. Nothing here writes; the read replica uses the same fold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from .codec import InputSpan, JournalOutput, JournalRecord, OwnerStarted, ReplayFrom, decode_change, decode_record
+from .core.policy import CORE_VERSION
+from .core.state import State
+from .errors import RefusedError
+from .interpret import is_status
+from .log import Log, LogEntry
+
+__all__ = ["Fold", "Found", "find_replay_from"]
+
+_TAIL_RECORDS = 256  # one stale owner leaves at most one record behind a newer OwnerStarted, so this always holds a valid one
+
+
+@dataclass(slots=True)
+class Fold:
+    """A state that follows the journal, record by record."""
+
+    owner_epoch: int
+    state: State = field(default_factory=State)
+    positions: dict[str, InputSpan] = field(default_factory=dict)
+    replay_from: ReplayFrom = field(default_factory=ReplayFrom)
+    published_fast: int = -1
+    published_status: int = -1
+    unpublished: list[tuple[int, tuple[JournalOutput, ...]]] = field(default_factory=list)
+    records: int = 0
+    voids: int = 0
+    through: int = -1  # journal offset folded so far
+
+    def apply(self, entry: LogEntry) -> JournalRecord | OwnerStarted | None:
+        """Fold one entry; returns it, or None if it is void. Raises RefusedError for what only a newer version can read."""
+        record = decode(entry)
+        self.through = entry.offset
+        if isinstance(record, OwnerStarted):
+            self.owner_epoch = entry.offset
+            self.positions.update(record.adopted)
+            return record
+        if record.owner_epoch != self.owner_epoch:
+            self.voids += 1
+            return None
+        self.records += 1
+        for packed in (*record.sweep, *record.changes):
+            self.state.load(*decode_change(packed))
+        self.positions.update(record.inputs)
+        self.replay_from = record.replay_from
+        self.published_fast = max(self.published_fast, record.published_fast)
+        self.published_status = max(self.published_status, record.published_status)
+        done = min(self.published_fast, self.published_status)
+        self.unpublished = [item for item in self.unpublished if item[0] > done]
+        if record.outputs:
+            self.unpublished.append((entry.offset, record.outputs))
+        return record
+
+    def to_publish(self) -> list[tuple[int, list[JournalOutput]]]:
+        """Outputs that no record says were published, in order, by journal offset."""
+        left = []
+        for offset, outputs in self.unpublished:
+            wanted = [out for out in outputs if offset > (self.published_status if is_status(out) else self.published_fast)]
+            if wanted:
+                left.append((offset, wanted))
+        return left
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where recovery starts. `empty`: the journal never held a record."""
+
+    replay_from: ReplayFrom
+    empty: bool
+
+
+def decode(entry: LogEntry) -> JournalRecord | OwnerStarted:
+    try:
+        record = decode_record(entry.value)
+    except msgspec.DecodeError as error:
+        raise RefusedError(
+            f"journal offset {entry.offset} is no journal record ({error}); find out who wrote it, then see docs/operations.md"
+        ) from None
+    if record.core_version > CORE_VERSION + 1:
+        raise RefusedError(
+            f"journal offset {entry.offset} was written by core version {record.core_version}, this is {CORE_VERSION}; install a newer release"
+        )
+    return record
+
+
+async def find_replay_from(log: Log) -> Found:
+    """The newest valid record's `replay_from`, found from the end of the log backwards."""
+    first, end = await log.bounds()
+    stop = end
+    while stop > first:
+        start = max(first, stop - _TAIL_RECORDS)
+        found = _newest_valid([(entry.offset, decode(entry)) for entry in await log.read(start, end)])
+        if found is not None:
+            return Found(found, empty=False)
+        stop = start
+    if first > 0:
+        raise RefusedError(f"the journal begins at offset {first} and holds no record; restore it, or see docs/operations.md for starting anew")
+    return Found(ReplayFrom(0, -1), empty=end == 0)
+
+
+def _newest_valid(tail: list[tuple[int, JournalRecord | OwnerStarted]]) -> ReplayFrom | None:
+    if not tail:
+        return None
+    epoch = max(offset if isinstance(record, OwnerStarted) else record.owner_epoch for offset, record in tail)
+    for offset, record in reversed(tail):
+        if (offset if isinstance(record, OwnerStarted) else record.owner_epoch) == epoch:
+            return record.replay_from
+    return None
