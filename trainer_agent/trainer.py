@@ -1,0 +1,125 @@
+"""One trainer process: `python -m opentinker.trainer_agent.trainer < description.json`.
+
+Reads its AttemptDescription from standard input, meets its gang, trains, publishes checkpoints (rank 0), and ends with an ExitCode. Standard output
+and error are the log. What it says to the agent is in `protocol.py`; the last word is also left in `<directory>/result.json`.
+
+At each boundary between iterations the replicas exchange a few flags, so that all of them checkpoint, stop and end at the same one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opentinker.trainer_agent.protocol import AttemptDescription, Hello, Stopped, TrainerOutcome, encode_line, token_digest
+from pydantic import ValidationError
+
+if TYPE_CHECKING:
+    from opentinker.trainer_agent.control import Line
+
+__all__ = ["main"]
+
+_DESCRIPTION_BYTES_MAX = 4 * 2**20
+
+
+@dataclass(slots=True)
+class Ending:
+    """What is known of the run when it ends, for the last word. Filled as training goes on."""
+
+    global_step: int = 0
+    updates: int = 0
+    episodes: int = 0
+    mean_return: float | None = None
+    checkpoint_id: str | None = None
+    checkpoint_step: int = 0
+    weights_sha256: str = ""
+
+
+def main() -> None:
+    """The process. Exits with an ExitCode."""
+    description = _read_description()
+    directory = Path(description.directory)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # read when the libraries are loaded
+        os.environ[variable] = str(description.threads)
+    line = _line(description)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: line.stop_requested.set())
+    ending = Ending()
+    last = _run(description, line, ending)
+    _leave_result(directory, last)
+    line.send(last)
+    line.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(last.outcome.exit_code)  # threads of torch and of user environments do not hold it up
+
+
+def _run(description: AttemptDescription, line: Line, ending: Ending) -> Stopped:
+    """Train, and turn every way to end into the last word."""
+    try:
+        # Imported late: the agent hears Hello before torch is loaded, and a failure to load it is told like any other.
+        from opentinker.trainer_agent.replica import Replica
+
+        return Replica(description, line, ending).run()
+    except BaseException as error:
+        from opentinker.trainer_agent.failures import classify
+
+        outcome, message = classify(error)
+        if outcome is not TrainerOutcome.STOPPED:
+            traceback.print_exc()
+        return Stopped(outcome=outcome, message=message, **_known(ending))
+
+
+def _known(ending: Ending) -> dict[str, Any]:
+    return {name: getattr(ending, name) for name in Ending.__slots__}
+
+
+def _read_description() -> AttemptDescription:
+    text = sys.stdin.buffer.read(_DESCRIPTION_BYTES_MAX)
+    os.close(0)
+    os.open(os.devnull, os.O_RDONLY)  # a child of the user's environment must find no token there, and no closed descriptor
+    try:
+        return AttemptDescription.model_validate_json(text)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        print(f"trainer: the attempt description on standard input is not usable: {where}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(int(TrainerOutcome.INFRASTRUCTURE.exit_code)) from None
+
+
+def _line(description: AttemptDescription) -> Line:
+    from opentinker.trainer_agent.control import AgentLine, PrintedLine
+
+    if not description.control_directory:
+        return PrintedLine()
+    hello = Hello(
+        job_uid=description.job_uid,
+        attempt_number=description.attempt_number,
+        rank=description.rank,
+        pid=os.getpid(),
+        start_ticks=_start_ticks(),
+        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        token_sha256=token_digest(description.attempt_token),
+    )
+    return AgentLine(Path(description.control_directory), hello, description.lease_valid_until_ns, description.grace_s)
+
+
+def _start_ticks() -> int:
+    # Field 22 of proc(5) stat; the name in field 2 may hold spaces and brackets, so count from behind it.
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _leave_result(directory: Path, last: Stopped) -> None:
+    partial = directory / ".result.json"
+    partial.write_bytes(encode_line(last))
+    os.replace(partial, directory / "result.json")
+
+
+if __name__ == "__main__":
+    main()
