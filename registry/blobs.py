@@ -94,17 +94,19 @@ class BlobStore:
                 if _code(error) in {"NoSuchKey", "404"}:
                     raise Mismatch("is not in the store") from None
                 raise
-            if answer["ContentLength"] != size:
-                answer["Body"].close()
-                raise Mismatch(f"has {answer['ContentLength']:,} bytes in the store, {size:,} were announced")
-            digest, count = hashlib.sha256(), 0
-            async with answer["Body"] as body:
-                while chunk := await body.read(_READ_BYTES):
+            body = answer["Body"]
+            try:
+                if answer["ContentLength"] != size:
+                    raise Mismatch(f"has {answer['ContentLength']:,} bytes in the store, {size:,} were announced")
+                digest, count = hashlib.sha256(), 0
+                async for chunk in body.iter_chunks(_READ_BYTES):
                     count += len(chunk)
                     if len(chunk) > 65_536:
                         await asyncio.to_thread(digest.update, chunk)  # hashing lets the event loop go on
                     else:
                         digest.update(chunk)
+            finally:
+                body.close()
         if count != size or digest.hexdigest() != sha256:
             raise Mismatch(f"has SHA-256 {digest.hexdigest()} in the store, {sha256} was announced")
 

@@ -28,7 +28,8 @@ class RegistryError(Exception):
 
     @property
     def reason(self) -> str:
-        return type(self).__name__
+        """For programs, and part of the API: `fenced`, `conflict`, `gone`, …"""
+        return type(self).__name__.lower()
 
 
 class Unauthorised(RegistryError):

@@ -35,6 +35,7 @@ __all__ = [
     "bearer_token",
     "check_bearer",
     "media_type",
+    "metrics_response",
     "problem",
     "read_model",
     "serve",
@@ -140,7 +141,8 @@ def add_health(app: FastAPI, service: str, probe: Probe) -> None:
         return JSONResponse({"status": "ok" if good else "unavailable", "parts": parts}, 200 if good else 503)
 
     for path, endpoint in (("/health", health), ("/ready", ready)):
-        app.add_api_route(path, endpoint, methods=["GET", "HEAD"], include_in_schema=path == "/health", operation_id=path[1:])
+        app.add_api_route(path, endpoint, methods=["GET"])
+        app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def metrics_response() -> Response:
