@@ -102,6 +102,7 @@ class PartitionCycle:
         self._queue: asyncio.Queue[InputRecord] = asyncio.Queue(_QUEUE_MAX)
         self._log = structlog.get_logger().bind(partition=partition)
         self._stopping = asyncio.Event()
+        self._owned_or_stopping = asyncio.Event()
         self._positions: dict[str, InputSpan] = {}
         self._written_at = 0.0
         self._unwritten: list[Change] = []
@@ -112,13 +113,18 @@ class PartitionCycle:
         self._task = asyncio.create_task(self._guarded(), name=f"partition-{self.partition}")
 
     async def deliver(self, record: InputRecord) -> None:
-        """Take one input from the stream; waits when too many are in hand."""
+        """Take one input from the stream; waits when too many are in hand, and until the partition is owned.
+
+        Faust commits what was taken, so a committed offset means that a journal exists: `owner` relies on it to notice a lost one.
+        """
+        await self._owned_or_stopping.wait()
         if not self._stopping.is_set():
             await self._queue.put(record)
 
     async def stop(self, timeout_s: float = 10.0) -> None:
         """Finish the append in flight, then let go. What is not stepped is somebody else's."""
         self._stopping.set()
+        self._owned_or_stopping.set()
         if self._task is not None:
             _, pending = await asyncio.wait({self._task}, timeout=timeout_s)
             for task in pending:
@@ -130,6 +136,8 @@ class PartitionCycle:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
+            self._stopping.set()
+            self._owned_or_stopping.set()
             self._log.error("partition ended", error=f"{type(error).__name__}: {error}", exc_info=not isinstance(error, SchedulerError))
             self._on_failure(error)
 
@@ -146,6 +154,7 @@ class PartitionCycle:
             fast, status = FastLane(producer), StatusLane(status_producer)
             await self._republish(owned, fast, status)
             lanes = [asyncio.create_task(fast.run(owned.journal)), asyncio.create_task(status.run(owned.journal))]
+            self._owned_or_stopping.set()
             self._state, self._positions = owned.fold.state, dict(owned.fold.positions)
             await self._catch_up(owned.journal, inputs, fast, status)
             TAKEOVERS.inc()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Iterable
@@ -66,6 +67,7 @@ class Worker:
         self._cycles: dict[int, PartitionCycle] = {}
         self._failed: asyncio.Future[None] | None = None
         self._tick_sequence = 0
+        self._datadir = tempfile.TemporaryDirectory(prefix="opentinker-scheduler-")  # Faust wants one per worker; nothing of worth is in it
         self._app = self._make_app(settings.kafka)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -89,13 +91,12 @@ class Worker:
             await asyncio.wait_for(asyncio.gather(self._app.stop(), ticker.stop(), return_exceptions=True), 10)
 
     def _make_app(self, settings: KafkaSettings) -> faust.App:
-        datadir = self._settings.home / "scheduler" / self._id
         app = faust.App(
             GROUP,
             broker=[f"kafka://{server.strip()}" for server in settings.bootstrap_servers.split(",")],
             broker_credentials=_credentials(settings),
             store="memory://",
-            datadir=str(datadir),
+            datadir=self._datadir.name,
             topic_partitions=settings.partitions,
             topic_replication_factor=settings.replication,
             topic_allow_declare=False,
