@@ -36,12 +36,13 @@ class Log(Protocol):
 
 
 class KafkaLog:
-    """The real one. The producer is idempotent and has one append in flight, since `append` is awaited by a single writer."""
+    """The real one. The producer is idempotent and has one append in flight, since `append` is awaited by a single writer; None: read only."""
 
-    def __init__(self, settings: KafkaSettings, partition: int, producer: AIOKafkaProducer) -> None:
+    def __init__(self, settings: KafkaSettings, partition: int, producer: AIOKafkaProducer | None) -> None:
         self._settings, self._partition, self._producer = settings, partition, producer
 
     async def append(self, value: bytes) -> int:
+        assert self._producer is not None
         answer = await self._producer.send_and_wait(JOURNAL, value, partition=self._partition)
         return int(answer.offset)
 

@@ -1,0 +1,125 @@
+"""Why a job stands where it stands, with numbers, and what the nodes hold. Reads the state, changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
+from opentinker.schemas.quantities import format_bytes, format_cpu, format_duration
+
+from .effects import progress_of
+from .entities import Job, Node
+from .fit import find_plan, slots
+from .queueing import describe_requirement
+from .state import State
+
+__all__ = ["explain_job", "list_nodes"]
+
+
+def explain_job(state: State, job_uid: str) -> dict[str, Any] | None:
+    """The job's reason as it is now: sentence, what it needs, what is free, its position. None: no such job."""
+    job = state.jobs.get(job_uid)
+    if job is None:
+        return None
+    attempt = state.attempts.get(job_uid)
+    answer: dict[str, Any] = {
+        "job_uid": job.uid,
+        "namespace": job.namespace,
+        "name": job.name,
+        "pool": job.pool,
+        "phase": job.phase.value,
+        "attempt_number": job.attempt_number,
+        "needs": describe_requirement(job.needs),
+        "as_of_ms": state.clock.append_ms,
+        "progress": progress_of(attempt.training if attempt else job.training).model_dump(mode="json", exclude_none=True),
+    }
+    if job.phase is JobPhase.PENDING:
+        return answer | _pending(state, job)
+    if attempt is not None:
+        parts = [
+            {"node": part.node, "ranks": list(part.ranks), "phase": part.phase.value, "running": part.replicas_running} for part in attempt.parts
+        ]
+        waiting = [part.node for part in attempt.parts if part.replicas_running < len(part.ranks)]
+        text = {
+            JobPhase.STARTING: f"attempt {job.attempt_number} is starting; waits for {', '.join(waiting) or 'its agents to confirm'}",
+            JobPhase.RUNNING: f"attempt {job.attempt_number} runs on {', '.join(part.node for part in attempt.parts)}",
+        }.get(job.phase, f"attempt {job.attempt_number} is stopping: {attempt.stop_message or job.message}")
+        return answer | {"reason": job.reason or job.phase.value, "text": text, "parts": parts}
+    return answer | {"reason": job.reason, "text": job.message or f"ended as {job.phase.value}: {job.reason}"}
+
+
+def _pending(state: State, job: Job) -> dict[str, Any]:
+    ahead = sum(1 for other in state.jobs.values() if other.phase is JobPhase.PENDING and other.pool == job.pool and other.order < job.order)
+    if job.eligible_at > state.clock.now_ms:
+        wait = (job.eligible_at - state.clock.now_ms) / 1000
+        text = f"waits {format_duration(wait)} before attempt {job.attempt_number + 1}: {job.message}"
+        return {"reason": UnschedulableReason.BACKOFF.value, "text": text, "position": ahead + 1}
+    plan = find_plan(state, job.pool, job.needs)
+    free = _free(state, job.pool)
+    needs = f"needs {describe_requirement(job.needs)}"
+    if not isinstance(plan, UnschedulableReason):
+        return {
+            "reason": UnschedulableReason.QUEUED.value,
+            "text": f"{needs}; it fits and is about to be placed",
+            "position": ahead + 1,
+            "free": free,
+        }
+    known = {
+        UnschedulableReason.NO_NODES: f"pool {job.pool} has no live node; start an agent with OPENTINKER_AGENT__POOL={job.pool}",
+        UnschedulableReason.TOO_LARGE: f"pool {job.pool} has {_capacity(state, job.pool)} in all, on {free['nodes']} nodes; ask for less or add nodes",
+        UnschedulableReason.CORDONED: f"it would fit pool {job.pool}, but {free['cordoned']} of its {free['nodes']} nodes are cordoned",
+    }
+    text = known.get(plan, "")
+    if not text:
+        fit = sum(slots(state.free[name], job.needs) for name in state.pools.get(job.pool, ()) if state.nodes[name].alive)
+        text = (
+            f"pool {job.pool} has {free['gpus']} free GPUs, {format_cpu(free['cpu_millis'])} and {format_bytes(free['memory_bytes'])} free"
+            f" on {free['nodes']} nodes, room for {fit} of its {job.needs.replicas} replicas"
+        )
+    return {"reason": plan.value, "text": f"{needs}; {text}", "position": ahead + 1, "free": free}
+
+
+def _free(state: State, pool: str) -> dict[str, int]:
+    alive = [state.nodes[name] for name in state.pools.get(pool, ()) if state.nodes[name].alive]
+    open_nodes = [node for node in alive if not node.cordoned]
+    return {
+        "nodes": len(alive),
+        "cordoned": len(alive) - len(open_nodes),
+        "gpus": sum(len(state.free[node.name].devices) for node in open_nodes),
+        "cpu_millis": sum(state.free[node.name].cpu_millis for node in open_nodes),
+        "memory_bytes": sum(state.free[node.name].memory_bytes for node in open_nodes),
+    }
+
+
+def _capacity(state: State, pool: str) -> str:
+    alive = [state.nodes[name] for name in state.pools.get(pool, ()) if state.nodes[name].alive]
+    gpus, cpu, memory = sum(len(n.devices) for n in alive), sum(n.cpu_millis for n in alive), sum(n.memory_bytes for n in alive)
+    return f"{gpus} GPUs, {format_cpu(cpu)} and {format_bytes(memory)}"
+
+
+def list_nodes(state: State) -> list[dict[str, Any]]:
+    """Every node with capacity, what is free, and what runs there."""
+    return [_node(state, state.nodes[name]) for name in sorted(state.nodes)]
+
+
+def _node(state: State, node: Node) -> dict[str, Any]:
+    free = state.free[node.name]
+    lease = state.leases.get(node.name)
+    holders = {index: held.job_uid for held in node.allocations for index in held.devices}
+    return {
+        "node": node.name,
+        "pool": node.pool,
+        "state": "Ready" if node.alive and not node.cordoned else "Cordoned" if node.alive else "Lost",
+        "address": node.address,
+        "labels": node.labels,
+        "cpu_millis": node.cpu_millis,
+        "memory_bytes": node.memory_bytes,
+        "free_cpu_millis": free.cpu_millis,
+        "free_memory_bytes": free.memory_bytes,
+        "devices": [
+            {"index": device.index, "kind": device.kind, "simulated": device.simulated, "job_uid": holders.get(device.index)}
+            for device in node.devices
+        ],
+        "jobs": sorted(held.job_uid for held in node.allocations),
+        "heard_ms": lease.heard_ms if lease else 0,
+    }
