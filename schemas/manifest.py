@@ -84,7 +84,7 @@ class EnvironmentSpec(_Part):  # type: ignore[no-redef]  # the plugin adds a **k
 class Resources(_Part):
     """What one replica gets."""
 
-    cpu: float | str = Field(1, description="cores: 2, 0.5 or 500m")
+    cpu: int | float | str = Field(1, description="cores: 2, 0.5 or 500m")
     memory: str | int = Field("2Gi", description="for example 4Gi")
     gpu: int = Field(0, ge=0, le=64, description="whole GPUs")
 
@@ -152,9 +152,13 @@ class RetryPolicy(_Part):
     user_error: int = Field(0, ge=0, le=100, description="attempts after an error in the environment or the settings")
 
 
+def _short_form(value: object) -> object:
+    return {"id": value} if isinstance(value, str) else value
+
+
 class JobSpec(_Part):
     algorithm: str = Field(min_length=1, max_length=64)
-    environment: EnvironmentSpec
+    environment: Annotated[EnvironmentSpec, BeforeValidator(_short_form, json_schema_input_type=str | EnvironmentSpec)]
     replicas: int = Field(1, ge=1, le=512, strict=True, description="processes of the gang")
     resources: Resources = Resources()
     hyperparameters: dict[str, Any] = Field(default_factory=dict, max_length=128)
@@ -165,11 +169,6 @@ class JobSpec(_Part):
     retry: RetryPolicy = RetryPolicy()
     pool: DnsLabel = "default"
     max_runtime: Duration = Field("7d", description="running time over all attempts, after which the job fails")
-
-    @field_validator("environment", mode="before")
-    @classmethod
-    def _short_form(cls, value: object) -> object:
-        return {"id": value} if isinstance(value, str) else value
 
 
 class TrainingJob(_Part):
