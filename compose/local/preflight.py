@@ -21,7 +21,7 @@ from typing import List, Optional, Tuple
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_MIN = (3, 11)
 # Measured on Linux x86-64: PyTorch comes with its CUDA libraries, which are most of it.
-DOWNLOAD_GB, DISK_GB, MINUTES = 3.0, 6.5, "4 to 10"
+DOWNLOAD_GB, DISK_GB, MINUTES = 3.4, 6.5, "3 to 10"
 SPARE_DISK_GB = 1.0  # for the stack's data, logs and Kafka's jars
 MEMORY_MIN_GB = 3.0  # 1.5 the idle stack, 1.2 four trainers
 
@@ -101,7 +101,7 @@ def install(kind: str, venv: Path) -> None:
     check(to_install=missing and not (venv / "bin" / "python").exists())
     if missing:
         print(
-            f"Installing into {venv}: about {DOWNLOAD_GB:.0f} GB to download (PyTorch with CUDA is most of it), {DISK_GB} GB of disk, "
+            f"Installing into {venv}: about {DOWNLOAD_GB} GB to download (PyTorch with CUDA is most of it), {DISK_GB} GB of disk, "
             f"{MINUTES} minutes on a common line. Then Kafka's jars, 40 MB. A mirror: PIP_INDEX_URL, MAVEN_REPOSITORY_URL.",
             flush=True,
         )
@@ -112,7 +112,7 @@ def install(kind: str, venv: Path) -> None:
         if kind == "dev":  # it holds all of the other one
             (venv / ".installed-local").write_text(_digest(ROOT / "requirements" / "local.txt"))
     if _read(ours_stamp) != ours:
-        _run([str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", str(ROOT)])
+        _run([str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", str(ROOT)], quiet=True)
         ours_stamp.write_text(ours)
 
 
@@ -127,10 +127,15 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _run(command: List[str]) -> None:
+def _run(command: List[str], quiet: bool = False) -> None:
+    """Run it, or end with one line. `quiet`: its output is shown only if it fails."""
     environment = dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_ROOT_USER_ACTION="ignore")
-    if subprocess.call(command, env=environment) != 0:
-        sys.stderr.write(f"make: `{' '.join(command)}` failed; see above. A mirror can be named in PIP_INDEX_URL\n")
+    result = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE if quiet else None, stderr=subprocess.STDOUT if quiet else None, check=False
+    )
+    if result.returncode != 0:
+        sys.stderr.write((result.stdout or b"").decode("utf-8", "replace"))
+        sys.stderr.write("make: `{}` failed; see above. A mirror can be named in PIP_INDEX_URL\n".format(" ".join(command)))
         sys.exit(1)
 
 

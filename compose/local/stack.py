@@ -48,17 +48,23 @@ def up(home: Home, options: UpOptions, progress: Progress) -> Layout:
         elif not running:
             _end_leftovers(home, progress)
         layout = choose_layout(home, options, os.environ, running=running)
-        programs = _wanted(prepare_programs(layout, lambda name: not options.only or name in options.only, progress.say), options.only)
         supervisor = Supervisor(home=home, port=layout.ports["supervisor"], password=home.secret("supervisor-password"))
-        before = _running_names(supervisor) if running else set()
+        states = supervisor.states() if running else {}
+        before = {name for name, info in states.items() if info["statename"] == "RUNNING"}
+
+        def known(name: str) -> bool:  # what an earlier `up` started stays in the configuration, else supervisord would stop it
+            return not options.only or name in options.only or name in states
+
+        programs = [program for program in prepare_programs(layout, known, progress.say) if known(program.name)]
+        wanted = _wanted(programs, options.only, before)
         try:
             _take_over(supervisor, programs, layout, running=running, ends_with_caller=options.ends_with_caller)
-            asyncio.run(_bring_up(supervisor, programs, layout, progress))
+            asyncio.run(_bring_up(supervisor, wanted, layout, progress))
         except BaseException:
             with _signals_ignored():
                 progress.say("stopping what was started")
                 if running:
-                    supervisor.stop_programs([program.name for program in programs if program.name not in before], _STOP_SERVICES_S)
+                    supervisor.stop_programs([program.name for program in wanted if program.name not in before], _STOP_SERVICES_S)
                 else:
                     _stop_everything(home, progress)
             raise
@@ -91,18 +97,17 @@ def supervisor_of(home: Home) -> Supervisor | None:
     return Supervisor(home=home, port=port, password=home.secret("supervisor-password")) if port else None
 
 
-def _wanted(programs: Sequence[Program], only: Sequence[str]) -> list[Program]:
-    if not only:
-        return list(programs)
-    known = [program.name for program in programs]
-    unknown = [name for name in only if name not in known and name not in PARTS]
+def _wanted(programs: Sequence[Program], only: Sequence[str], before: set[str]) -> list[Program]:
+    """What this `up` starts and waits for: what was asked for, and what ran before (a changed setting may have stopped it)."""
+    names = [program.name for program in programs]
+    unknown = [name for name in only if name not in names and name not in PARTS]
     if unknown:
-        raise StackError(f"no program {unknown[0]!r}; there are {', '.join(known)}")
-    return [program for program in programs if program.name in only]
+        raise StackError(f"no program {unknown[0]!r} in this stack")
+    return [program for program in programs if not only or program.name in only or program.name in before]
 
 
 def _take_over(supervisor: Supervisor, programs: Sequence[Program], layout: Layout, *, running: bool, ends_with_caller: bool) -> None:
-    """Write the configuration and have supervisord know it. Programs of earlier `up`s that this one leaves out stay known."""
+    """Write the configuration and have supervisord know it."""
     stack = layout.home.read_stack()
     stack["programs"] = {program.name: dict(program.ports) for program in programs}
     layout.home.write_stack(stack)
@@ -222,10 +227,6 @@ def _failure(home: Home, program: Program, fallback: str) -> PartFailed:
     except OSError:
         lines = []
     return PartFailed(program.name, explain(program, lines, fallback), str(log), lines)
-
-
-def _running_names(supervisor: Supervisor) -> set[str]:
-    return {name for name, info in supervisor.states().items() if info["statename"] == "RUNNING"}
 
 
 def _stop_everything(home: Home, progress: Progress) -> None:

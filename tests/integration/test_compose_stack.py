@@ -25,6 +25,7 @@ from opentinker.compose.local.errors import PartFailed, PortTaken, StackError
 from opentinker.compose.local.home import Home
 from opentinker.compose.local.layout import UpOptions, settings_of
 from opentinker.compose.local.processes import find_marked, is_alive, read_records
+from opentinker.compose.local.programs import AgentShape
 from opentinker.compose.local.progress import SilentProgress
 from opentinker.compose.local.ready import s3_client
 from opentinker.compose.local.stack import down, restart, up
@@ -134,6 +135,8 @@ def test_up_on_a_running_stack_changes_nothing_and_adds_what_is_missing(home: Ho
     second = {program.name: program.pid for program in read_status(home).programs}
     assert second["postgres"] == first["postgres"]
     assert second["s3"] > 0
+    up(home, _POSTGRES, _QUIET)
+    assert {program.name: program.pid for program in read_status(home).programs} == second, "what is left out stays as it is"
 
 
 def test_a_killed_program_is_started_again_and_status_shows_its_new_pid(home: Home) -> None:
@@ -202,6 +205,28 @@ def test_a_port_asked_for_by_number_and_taken_is_refused_before_anything_starts(
         with pytest.raises(PortTaken, match=f"port {port} for postgres is in use"):
             up(home, dataclasses.replace(_POSTGRES, ports={"postgres": port}), _QUIET)
     assert _processes(home) == []
+
+
+def test_a_service_that_cannot_start_is_named_and_takes_the_rest_down_with_it(home: Home) -> None:
+    options = dataclasses.replace(_PARTS, only=("kafka", "postgres", "s3", "agent-1"), agents=AgentShape(memory="much"))
+    with pytest.raises(PartFailed) as failure:
+        up(home, options, _QUIET)
+    assert failure.value.part == "agent-1"
+    assert failure.value.last_lines
+    assert _processes(home) == []
+
+
+def test_a_stack_of_tests_ends_with_its_caller_however_that_ends(home: Home) -> None:
+    code = (
+        "import os, signal; from pathlib import Path; from opentinker.compose.local.home import Home;"
+        "from opentinker.compose.local.layout import UpOptions; from opentinker.compose.local.progress import SilentProgress;"
+        "from opentinker.compose.local.stack import up;"
+        f"up(Home(Path({str(home.root)!r})), UpOptions(only=('postgres', 's3'), usual_ports=False, ends_with_caller=True), SilentProgress());"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert result.returncode == -signal.SIGKILL
+    _wait_for(lambda: not _processes(home), "the end of every process")
 
 
 def test_two_stacks_run_side_by_side(home: Home) -> None:
