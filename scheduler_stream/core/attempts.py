@@ -107,7 +107,7 @@ def stop_attempt(effects: Effects, attempt: Attempt, reason: StopReason, message
         effects.state.put(attempt)
         fields = {"attempt_number": attempt.attempt_number, "reason": reason.value, "message": message}
         job = effects.move_job(job, JobMove.STOP, jobs.AttemptStopping, fields, reason=reason.value, message=message)
-    elif reason is StopReason.CANCELLED and attempt.result is None:
+    elif reason is StopReason.CANCELLED:
         # The user's wish overrides what would otherwise lead to another attempt.
         attempt = replace(attempt, stop=reason, stop_message=message)
     effects.state.put(attempt)

@@ -14,6 +14,7 @@ from opentinker.schemas.manifest import JobSpec
 from opentinker.schemas.messages import commands, jobs
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 from opentinker.schemas.messages.placements import StopReason
+from opentinker.schemas.messages.reports import AttemptOutcome
 from opentinker.schemas.quantities import duration_s, format_bytes, format_cpu
 
 from .attempts import finish_job, place, stop_attempt
@@ -91,7 +92,7 @@ def cancel(effects: Effects, command: commands.CancelJob) -> None:
         return
     effects.state.put(job)
     attempt = effects.state.attempts[job.uid]
-    if attempt.result is None:
+    if attempt.result is None or attempt.result.outcome is not AttemptOutcome.SUCCEEDED:
         stop_attempt(effects, attempt, StopReason.CANCELLED, message)
 
 

@@ -1,0 +1,231 @@
+"""The crash protocol against the in-memory twin: takeover, void records, rivals, holes, lost acks, the rolling sweep, refusal to start."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from opentinker.scheduler_stream import journal as journal_module
+from opentinker.scheduler_stream.codec import InputSpan, JournalOutput, JournalRecord, OwnerStarted, ReplayFrom, decode_record, encode_record
+from opentinker.scheduler_stream.core.state import Change
+from opentinker.scheduler_stream.errors import AppendTimeoutError, RefusedError, SupersededError
+from opentinker.scheduler_stream.log import MemoryLog
+from opentinker.scheduler_stream.owner import Ownership, span_of, take_over
+from opentinker.scheduler_stream.recovery import find_replay_from
+from opentinker.schemas.records import InputRecord
+from opentinker.schemas.topics import COMMANDS, INPUT_TOPICS, REPORTS
+from scheduler_world import World
+
+STATUS_OUTPUT = JournalOutput("opentinker.jobs.status.v1", "k", b"s", ())
+FAST_OUTPUT = JournalOutput("opentinker.jobs.events.v1", "k", b"e", ())
+
+
+class MemoryInputs:
+    """Input topics as a list per topic; `first` cuts the beginning off."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, list[InputRecord]] = {topic: [] for topic in INPUT_TOPICS}
+        self.first: dict[str, int] = dict.fromkeys(INPUT_TOPICS, 0)
+        self.group: dict[str, int | None] = {}
+
+    def append(self, topic: str, value: bytes) -> InputRecord:
+        record = InputRecord(
+            topic=topic, partition=0, offset=len(self.records[topic]), append_time_ms=1000 + len(self.records[topic]), key=None, value=value, headers=()
+        )  # fmt: skip
+        self.records[topic].append(record)
+        return record
+
+    async def bounds(self, topic: str) -> tuple[int, int]:
+        return self.first[topic], len(self.records[topic])
+
+    async def read(self, topic: str, start: int, end: int) -> list[InputRecord]:
+        return [record for record in self.records[topic][start:end] if record.offset >= self.first[topic]]
+
+    async def committed(self, topic: str) -> int | None:
+        return self.group.get(topic)
+
+
+async def own(log: MemoryLog, inputs: MemoryInputs | None = None, worker: str = "w") -> Ownership:
+    async def fence() -> None:
+        fenced.append(worker)
+
+    fenced: list[str] = []
+    owned = await take_over(log, inputs or MemoryInputs(), INPUT_TOPICS, worker=worker, boot_id="b", fence=fence)
+    assert fenced == [worker]
+    return owned
+
+
+def world_with_jobs(count: int) -> World:
+    world = World()
+    for number in range(4):
+        world.agent(f"node-{number}")
+    for number in range(count):
+        world.submit(f"job-{number}")
+    return world
+
+
+async def write_all(owned: Ownership, world: World) -> int:
+    """Journal every entity of a world in small records; returns how many."""
+    keys = world.state.entity_keys()
+    for kind, id in keys:
+        value = world.state.get(kind, id)
+        owned.fold.state.load(kind, id, value)
+        await owned.journal.append({}, [Change(kind, id, value)], [])
+    return len(keys)
+
+
+async def test_a_first_start_owns_an_empty_partition() -> None:
+    log = MemoryLog()
+    owned = await own(log)
+    assert owned.journal.owner_epoch == 0
+    assert isinstance(decode_record(log.records[0]), OwnerStarted)
+
+
+async def test_what_was_journaled_is_recovered_to_the_same_hash() -> None:
+    log, world = MemoryLog(), world_with_jobs(30)
+    await write_all(await own(log), world)
+    assert (await own(log, worker="next")).fold.state.hash() == world.state.hash()
+
+
+async def test_the_rolling_sweep_bounds_what_recovery_reads() -> None:
+    log, world = MemoryLog(), world_with_jobs(100)
+    owned = await own(log)
+    entities = await write_all(owned, world)
+    clock = world.state.get("clock", "clock")
+    for _ in range(2_000):
+        await owned.journal.append({}, [Change("clock", "clock", clock)], [])
+    found = await find_replay_from(log)
+    assert found.replay_from.offset > 1_500
+    again = await own(log, worker="next")
+    assert again.fold.state.hash() == world.state.hash()
+    assert again.fold.records < 3 * entities
+
+
+async def test_removed_entities_stay_removed_across_sweeps() -> None:
+    log, world = MemoryLog(), world_with_jobs(20)
+    owned = await own(log)
+    await write_all(owned, world)
+    for kind, id in world.state.entity_keys():
+        if kind == "job":
+            owned.fold.state.load(kind, id, None)
+            world.state.load(kind, id, None)
+            await owned.journal.append({}, [Change(kind, id, None)], [])
+    for _ in range(50):
+        await owned.journal.append({}, [], [])
+    assert (await own(log, worker="next")).fold.state.hash() == world.state.hash()
+
+
+async def test_an_owner_that_wakes_behind_a_newer_one_is_superseded_and_its_record_is_void() -> None:
+    log, world = MemoryLog(), world_with_jobs(3)
+    old = await own(log)
+    await write_all(old, world)
+    new = await own(log, worker="new")
+    changed = Change("clock", "clock", world.state.clock)
+    with pytest.raises(SupersededError):
+        await old.journal.append({}, [changed, Change("job", "x", None)], [FAST_OUTPUT])
+    await new.journal.append({}, [], [])  # reads what lies between: void, so it goes on
+    third = await own(log, worker="third")
+    assert third.fold.state.hash() == world.state.hash()
+    assert third.fold.voids == 1
+    assert [outputs for _, outputs in third.fold.to_publish()] == []
+
+
+async def test_a_hole_in_the_journal_is_no_rival() -> None:
+    log = MemoryLog()
+    owned = await own(log)
+    log.skip()
+    assert await owned.journal.append({}, [], []) == 2
+    assert await owned.journal.append({}, [], []) == 3
+
+
+async def test_an_append_without_answer_ends_the_owner_and_the_record_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "APPEND_TIMEOUT_S", 0.05)
+    log, world = MemoryLog(), world_with_jobs(1)
+    owned = await own(log)
+    await write_all(owned, world)
+    log.lose_ack = True
+    with pytest.raises(AppendTimeoutError):
+        await owned.journal.append({}, [], [FAST_OUTPUT])
+    log.lose_ack = False
+    again = await own(log, worker="next")
+    assert [outputs for _, outputs in again.fold.to_publish()] == [[FAST_OUTPUT]]
+
+
+async def test_only_outputs_that_no_mark_covers_are_published_again() -> None:
+    log = MemoryLog()
+    owned = await own(log)
+    first = await owned.journal.append({}, [], [FAST_OUTPUT, STATUS_OUTPUT])
+    owned.journal.published_fast = first
+    second = await owned.journal.append({}, [], [FAST_OUTPUT, STATUS_OUTPUT])
+    again = await own(log, worker="next")
+    assert again.fold.to_publish() == [(first, [STATUS_OUTPUT]), (second, [FAST_OUTPUT, STATUS_OUTPUT])]
+
+
+async def test_two_starting_at_once_leave_one_owner() -> None:
+    log = MemoryLog()
+    results = await asyncio.gather(*(own(log, worker=f"w{i}") for i in range(2)), return_exceptions=True)
+    owners = [result for result in results if isinstance(result, Ownership)]
+    for loser in owners[:-1]:
+        with pytest.raises(SupersededError):
+            await loser.journal.append({}, [], [])
+    await owners[-1].journal.append({}, [], [])
+
+
+async def test_a_lost_journal_beside_inputs_that_were_read_is_refused() -> None:
+    inputs = MemoryInputs()
+    inputs.append(COMMANDS, b"x")
+    assert (await own(MemoryLog(), inputs)).journal.owner_epoch == 0  # waiting inputs are no history
+    inputs.group[COMMANDS] = 1
+    with pytest.raises(RefusedError, match="the journal was lost"):
+        await own(MemoryLog(), inputs)
+
+
+@pytest.mark.parametrize("how", ["made anew", "shorter", "deleted"])
+async def test_input_topics_that_contradict_the_journal_are_refused(how: str) -> None:
+    log, inputs = MemoryLog(), MemoryInputs()
+    records = [inputs.append(REPORTS, value) for value in (b"a", b"b", b"c")]
+    owned = await own(log, inputs)
+    await owned.journal.append({REPORTS: span_of(records[-1], 0)}, [], [])
+    await own(log, inputs, worker="fine")
+    fresh = MemoryInputs()
+    if how == "made anew":
+        for value in (b"x", b"y", b"z"):
+            fresh.append(REPORTS, value)
+    elif how == "deleted":
+        fresh.records[REPORTS] = [*records, *[fresh.append(REPORTS, b"d")] * 9]
+        fresh.first[REPORTS] = 7
+    with pytest.raises(RefusedError, match=REPORTS.replace(".", r"\.")):
+        await own(log, fresh, worker="next")
+
+
+async def test_positions_of_quiet_topics_survive_the_sweep() -> None:
+    log, inputs = MemoryLog(), MemoryInputs()
+    record = inputs.append(COMMANDS, b"once")
+    owned = await own(log, inputs)
+    positions = {COMMANDS: span_of(record, 0)}
+    for _ in range(300):
+        await owned.journal.append(positions, [], [])
+    assert (await own(log, inputs, worker="next")).fold.positions == positions
+
+
+async def test_bytes_that_are_no_record_are_refused_by_offset() -> None:
+    log = MemoryLog()
+    await own(log)
+    log.rival(b"{}")
+    with pytest.raises(RefusedError, match="journal offset 1 is no journal record"):
+        await own(log, worker="next")
+
+
+async def test_a_record_of_a_much_newer_core_is_refused() -> None:
+    log = MemoryLog()
+    log.rival(encode_record(OwnerStarted(worker="w", boot_id="b", core_version=99, replay_from=ReplayFrom())))
+    with pytest.raises(RefusedError, match="core version 99"):
+        await own(log)
+
+
+def test_a_record_survives_its_encoding() -> None:
+    record = JournalRecord(
+        owner_epoch=3, core_version=1, inputs={COMMANDS: InputSpan(0, 5, 77, 1000)}, changes=(("job", "u", None), ("node", "n", b"\x80")),
+        outputs=(JournalOutput("t", "k", b"\xff\x00", (("h", b"\xfe"),), 5),), replay_from=ReplayFrom(1, 0), published_fast=2, published_status=-1,
+    )  # fmt: skip
+    assert decode_record(encode_record(record)) == record
