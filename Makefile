@@ -9,7 +9,7 @@ PACKAGES := schemas producers scheduler_stream trainer_agent registry compose
 INSTALL := $(PYTHON) compose/local/preflight.py install --venv $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dev demo up down status test test-quick check format audit lock bench bench-main clean
+.PHONY: help venv dev demo up down status test test-quick check format audit lock bench bench-stack bench-main clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -63,9 +63,12 @@ lock: ## Write the lock files anew (UPGRADE=1 takes newer versions)
 	$(LOCK) $(if $(UPGRADE),--upgrade) --extra local -o requirements/local.txt
 	$(LOCK) $(if $(UPGRADE),--upgrade) --extra dev -c requirements/local.txt -o requirements/dev.txt
 
-bench: bench-main ## Run every benchmark; figures go to build/bench/
+bench: bench-stack bench-main ## Run every benchmark; figures go to build/bench/
 
-bench-main: dev ## Start-up, idle memory, submit-to-placement, CartPole
+bench-stack: dev ## Warm start and idle memory of the local stack
+	$(BIN)/python tests/benchmarks/stack.py
+
+bench-main: dev ## Submit to placement, CartPole by a gang of four
 	$(BIN)/python tests/benchmarks/main.py
 
 clean: ## Remove what builds and checks left (data, keys and the environment stay)
