@@ -124,7 +124,7 @@ class LiveFeed:
                 async with self._reading() as reader:
                     await self._follow(reader)
             except Exception as error:
-                structlog.get_logger().warning("live view interrupted", error=repr(error))
+                structlog.get_logger().warning("live view interrupted", exc_info=error)
                 await asyncio.sleep(_PAUSE_S)
 
     @contextlib.asynccontextmanager
@@ -170,7 +170,7 @@ class LiveFeed:
                 _UNREADABLE.labels(record.topic).inc()  # the registry keeps the dead letter
                 structlog.get_logger().warning("record passed over", topic=record.topic, offset=record.offset, error=error.errors[0].text()[:200])
                 continue
-            entry = Entry[Any](partition=record.partition, offset=record.offset, item=message)
+            entry: Entry[Any] = Entry(partition=record.partition, offset=record.offset, item=message)
             if isinstance(message, JobStatus):
                 if self.jobs.apply(message):
                     self._tell(("jobs", ""), entry)

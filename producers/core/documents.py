@@ -24,6 +24,8 @@ def read_json(value: bytes) -> object:
     text = _text(value, _COMPLETE)
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except InvalidManifest:
+        raise
     except RecursionError:
         _refuse("is nested too deeply", "flatten it")
     except json.JSONDecodeError as error:
@@ -38,6 +40,8 @@ def read_yaml(value: bytes) -> object:
     text = _text(value, remedy)
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 (_Loader is a SafeLoader)
+    except InvalidManifest:
+        raise
     except RecursionError:
         _refuse("is nested too deeply", "flatten it")
     except yaml.MarkedYAMLError as error:

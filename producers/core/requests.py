@@ -13,6 +13,7 @@ from typing import Protocol
 
 from opentinker.schemas.dead_letters import bounded_errors
 from opentinker.schemas.errors import FieldError, InvalidMessage, nearest
+from opentinker.schemas.manifest import dns_label
 from opentinker.schemas.messages import CancelJob, CancelTrainingJob, JobAccepted, JobRejected, RequestReference, SubmitJob
 from opentinker.schemas.messages.requests import SUBMIT_REQUEST_TYPE
 from opentinker.schemas.records import InputRecord, Message, OutputRecord, decode, encode, header_text
@@ -85,10 +86,11 @@ def decide(record: InputRecord, *, authority: Authority, environments: Collectio
 def _submission(record: InputRecord, ce_id: str, ce_source: str, authority: Authority, environments: Collection[str], known: KnownJobs) -> Decision:
     _require_json(record)
     document = read_json(record.value or b"")
-    metadata = document.get("metadata") if isinstance(document, dict) else None
-    namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"
-    who = _authorise(record, ce_id, ce_source, str(namespace), authority)
+    # A namespace that cannot exist needs no authority: the manifest is refused for it.
+    namespace = _namespace(document)
+    who = _authorise(record, ce_id, ce_source, namespace, authority) if namespace else ""
     command = plan_submission(document, ce_source=ce_source, ce_id=ce_id, submitted_by=who, environments=environments)
+    assert who, "a manifest without a valid namespace was accepted"
     match judge_repeat(command, known.known(command.job_uid), known.known_name(command.namespace, command.name)):
         case Repeat.OTHER_PAYLOAD:
             message = "stood for another manifest before"
@@ -99,6 +101,16 @@ def _submission(record: InputRecord, ce_id: str, ce_source: str, authority: Auth
             return _refuse(FieldError(field="metadata.name", message=message, remedy="cancel that job or choose another name"), dead=False)
         case repeat:
             return Accepted(command=command, ce_id=ce_id, ce_source=ce_source, repeated=repeat is Repeat.SAME)
+
+
+def _namespace(document: object) -> str | None:
+    """The namespace that a manifest names, before it is checked; None if it is none."""
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"
+    try:
+        return dns_label(namespace)
+    except ValueError:
+        return None
 
 
 def _cancellation(record: InputRecord, ce_id: str, ce_source: str, authority: Authority) -> Decision:

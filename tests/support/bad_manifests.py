@@ -67,7 +67,7 @@ BAD_MANIFESTS = (
     _case("negative memory", _changed("spec.resources.memory", "-4Gi"), "spec.resources.memory", "is not an amount of memory"),
     _case("absurd memory", _changed("spec.resources.memory", "9000Ti"), "spec.resources.memory", "must be from 1Mi to 64Ti"),
     _case("half a GPU", _changed("spec.resources.gpu", 0.5), "spec.resources.gpu", "must be a whole number of GPUs"),
-    _case("negative GPUs", _changed("spec.resources.gpu", -1), "spec.resources.gpu", "GPU"),
+    _case("negative GPUs", _changed("spec.resources.gpu", -1), "spec.resources.gpu", "must be at least 0"),
     _case("unknown algorithm", _changed("spec.algorithm", "PPOO"), "spec.algorithm", "did you mean PPO?"),
     _case("unknown environment", _changed("spec.environment", "CartPole-v9"), "spec.environment", "did you mean CartPole-v1?"),
     _case("environment of a wrong type", _changed("spec.environment", 7), "spec.environment", "must be"),
