@@ -173,12 +173,14 @@ class PartitionCycle:
             await asyncio.gather(producer.stop(), status_producer.stop(), inputs.stop(), return_exceptions=True)
 
     async def _republish(self, owned: Ownership, fast: FastLane, status: StatusLane) -> None:
-        """Publish what no record says was published, under the ids it had."""
-        for offset, outputs in owned.fold.to_publish():
-            await fast.publish_now([out for out in outputs if not is_status(out)])
-            await status.publish_now([out for out in outputs if is_status(out)])
-            owned.journal.published_fast = max(owned.journal.published_fast, offset)
-            owned.journal.published_status = max(owned.journal.published_status, offset)
+        """Publish what no record says was published, under the ids it had. Of statuses only the newest of each job: they never go back."""
+        left = owned.fold.to_publish()
+        if not left:
+            return
+        outputs = [output for _, outputs in left for output in outputs]
+        await fast.publish_now([output for output in outputs if not is_status(output)])
+        await status.publish_now([output for output in outputs if is_status(output)])
+        owned.journal.published_fast = owned.journal.published_status = left[-1][0]
 
     async def _catch_up(self, journal: Journal, inputs: KafkaInputs, fast: FastLane, status: StatusLane) -> None:
         """Step what was appended before we came, so that nothing waits for the next delivery."""

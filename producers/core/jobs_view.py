@@ -1,6 +1,7 @@
 """All jobs as `jobs.status` tells them: by uid, by name, and newest first by page. One writer; readers get values.
 
-Rules: a status applies only if its revision is higher than what is known, so replays and late copies change nothing. A provisional entry (revision 0)
+Rules: a status applies only if it is newer than what is known, by revision, then by broker time (progress rises within one revision), so replays and
+late copies change nothing. A provisional entry (revision 0)
 stands for a submission that Kafka has taken and the scheduler has not told of yet.
 """
 
@@ -70,7 +71,7 @@ class JobsView:
     def apply(self, status: JobStatus) -> bool:
         """Take a status in; returns whether it was news."""
         known = self._jobs.get(status.job_uid)
-        if known is not None and known.revision >= status.revision:
+        if known is not None and (known.revision, known.updated_ms) >= (status.revision, status.updated_ms):
             return False
         if known is not None:
             self.remove(status.job_uid)

@@ -1,6 +1,7 @@
 """What happened to jobs (`jobs.events`, every step, key job_uid) and how they stand (`jobs.status`, compacted, key job_uid).
 
-`revision` rises by one with every event or status of a job; (job_uid, revision) identifies an event for ever.
+`revision` rises by one with every event of a job; (job_uid, revision) identifies an event for ever. A status carries the revision of the newest event;
+within one revision, progress is newer by `updated_ms`.
 """
 
 from __future__ import annotations
