@@ -31,7 +31,10 @@ class ActorCritic(nn.Module):
     Box actions are kept unclipped, with the log-probability of the unclipped action (cleanrl #240); `bounded` clips what the environment gets.
     """
 
-    def __init__(self, obs_space: gym.Space[Any], action_space: gym.Space[Any], config: PPOHyperparameters) -> None:
+    def __init__(
+        self, obs_space: gym.Space[Any], action_space: gym.Space[Any], config: PPOHyperparameters, generator: torch.Generator | None = None
+    ) -> None:
+        """`generator` draws the first weights. Raises EnvironmentFailedError for spaces that are not supported."""
         super().__init__()
         if not isinstance(obs_space, gym.spaces.Box) or obs_space.dtype == np.uint8:
             raise EnvironmentFailedError(f"spec.environment: observations of kind {obs_space} are not supported yet; a Box of numbers is")
@@ -43,8 +46,8 @@ class ActorCritic(nn.Module):
         else:
             raise EnvironmentFailedError(f"spec.environment: actions of kind {action_space} are not supported yet; Discrete and Box are")
         self.action_space = action_space
-        self.actor = _mlp(self.obs_size, self.action_size, config, head_gain=0.01)
-        self.critic = _mlp(self.obs_size, 1, config, head_gain=1.0)
+        self.actor = _mlp(self.obs_size, self.action_size, config, 0.01, generator)
+        self.critic = _mlp(self.obs_size, 1, config, 1.0, generator)
         self.log_std = None if self.discrete else nn.Parameter(torch.zeros(self.action_size))
 
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -80,17 +83,17 @@ class ActorCritic(nn.Module):
         return log_prob, (log_std + 0.5 * (1 + _LOG_2PI)).sum().expand_as(log_prob), values
 
 
-def _mlp(inputs: int, outputs: int, config: PPOHyperparameters, *, head_gain: float) -> nn.Sequential:
+def _mlp(inputs: int, outputs: int, config: PPOHyperparameters, head_gain: float, generator: torch.Generator | None) -> nn.Sequential:
     widths = [inputs, *config.hidden_sizes]
     layers: list[nn.Module] = []
     for wide, narrow in pairwise(widths):
-        layers += [_linear(wide, narrow, math.sqrt(2)), nn.Tanh()]
-    return nn.Sequential(*layers, _linear(widths[-1], outputs, head_gain))
+        layers += [_linear(wide, narrow, math.sqrt(2), generator), nn.Tanh()]
+    return nn.Sequential(*layers, _linear(widths[-1], outputs, head_gain, generator))
 
 
-def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+def _linear(inputs: int, outputs: int, gain: float, generator: torch.Generator | None) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
-    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
 

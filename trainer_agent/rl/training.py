@@ -61,8 +61,8 @@ class Training:
         self._environments = range(first, end)
         vector = make_vector(spec.environment.id, len(self._environments), spec.environment.arguments)
         self.stepper = VectorStepper(vector)
-        torch.manual_seed(derive_seed(seed, _SEED_WEIGHTS))  # the same on every rank, so that weights start equal
-        policy = ActorCritic(vector.single_observation_space, vector.single_action_space, self.config)
+        generator = torch.Generator().manual_seed(derive_seed(seed, _SEED_WEIGHTS))  # the same on every rank, so that weights start equal
+        policy = ActorCritic(vector.single_observation_space, vector.single_action_space, self.config, generator)
         self.learner = PPO(self.config, policy, self.stepper, gang, seed)
         threshold = gym.spec(spec.environment.id).reward_threshold
         self.plan: StopPlan = plan_stop(spec.stop, None if threshold is None else float(threshold))
