@@ -12,8 +12,7 @@ from opentinker.schemas.registry_api import REQUIRED_MEMBERS
 from opentinker.trainer_agent.rl.checkpoint import BrokenCheckpointError
 from opentinker.trainer_agent.rl.gang import Gang, SoloGang
 from opentinker.trainer_agent.rl.training import Training
-
-from tests.support.trainer_gang import in_gang
+from trainer_gang import in_gang
 
 
 def spec_of(environment: str = "CartPole-v1", stop: dict[str, Any] | None = None, **hyperparameters: Any) -> JobSpec:

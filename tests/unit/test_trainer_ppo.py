@@ -12,8 +12,7 @@ from opentinker.trainer_agent.rl.environment import VectorStepper, make_vector
 from opentinker.trainer_agent.rl.gang import Gang, SoloGang, share, shares
 from opentinker.trainer_agent.rl.policy import ActorCritic
 from opentinker.trainer_agent.rl.ppo import LOSS_NAMES, NON_FINITE_UPDATES_MAX, PPO, Losses, NonFiniteError
-
-from tests.support.trainer_gang import in_gang
+from trainer_gang import in_gang
 
 CARTPOLE = PPOHyperparameters(num_envs=6, n_steps=32, batch_size=64, n_epochs=2)
 
