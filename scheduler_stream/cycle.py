@@ -180,7 +180,8 @@ class PartitionCycle:
         outputs = [output for _, outputs in left for output in outputs]
         await fast.publish_now([output for output in outputs if not is_status(output)])
         await status.publish_now([output for output in outputs if is_status(output)])
-        owned.journal.published_fast = owned.journal.published_status = left[-1][0]
+        owned.journal.published_fast = max(owned.journal.published_fast, left[-1][0])
+        owned.journal.published_status = max(owned.journal.published_status, left[-1][0])
 
     async def _catch_up(self, journal: Journal, inputs: KafkaInputs, fast: FastLane, status: StatusLane) -> None:
         """Step what was appended before we came, so that nothing waits for the next delivery."""

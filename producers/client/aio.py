@@ -1,0 +1,177 @@
+"""The asynchronous client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+
+from . import calls
+from .connection import find_connection
+from .errors import JobFailedError, OpenTinkerError, UnreachableError, WaitTimeoutError
+from .views import JobView
+
+__all__ = ["AsyncClient"]
+
+
+class AsyncClient:
+    """`async with AsyncClient() as client: job = await client.submit(manifest)`.
+
+    Address and key come from arguments, `OPENTINKER_GATEWAY__URL` and `OPENTINKER_API_KEY`, or the local stack's files. Every call has a timeout;
+    calls that do no harm twice are repeated up to three times. Raises OpenTinkerError and its kinds.
+    """
+
+    def __init__(self, url: str | None = None, api_key: str | None = None, timeout_s: float = 30.0) -> None:
+        self.connection = find_connection(url, api_key)
+        headers = {"Authorization": f"Bearer {self.connection.api_key}", "Accept": "application/json"}
+        self._http = httpx.AsyncClient(base_url=self.connection.url, headers=headers, timeout=timeout_s, trust_env=False)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def submit(self, manifest: Mapping[str, Any] | str | bytes, *, idempotency_key: str | None = None) -> JobView:
+        return JobView.model_validate(await self._send(calls.submit_job(manifest, idempotency_key=idempotency_key)))
+
+    async def dry_run(self, manifest: Mapping[str, Any] | str | bytes) -> dict[str, Any]:
+        """Every effective value with its source; nothing is submitted."""
+        return await self._object(calls.submit_job(manifest, dry_run=True))
+
+    async def job(self, job: str, namespace: str = "default") -> JobView:
+        """By uid, or the newest of a name."""
+        return JobView.model_validate(await self._send(calls.get_job(job, namespace)))
+
+    async def jobs(self, *, namespace: str | None = None, phase: str | None = None) -> AsyncIterator[JobView]:
+        """All jobs that match, newest first, page by page."""
+        cursor: str | None = None
+        while True:
+            page = await self._object(calls.list_jobs(namespace=namespace, phase=phase, cursor=cursor))
+            for item in page["items"]:
+                yield JobView.model_validate(item)
+            cursor = page.get("cursor")
+            if not cursor:
+                return
+
+    async def cancel(self, job: str, namespace: str = "default", reason: str = "") -> JobView:
+        return JobView.model_validate(await self._send(calls.cancel_job(job, namespace, reason)))
+
+    async def explain(self, job: str, namespace: str = "default") -> dict[str, Any]:
+        return await self._object(calls.explain_job(job, namespace))
+
+    async def events(self, job: str, namespace: str = "default") -> list[dict[str, Any]]:
+        return _items(await self._send(calls.job_events(job, namespace)))
+
+    async def metrics(self, job: str, namespace: str = "default") -> Any:
+        return await self._send(calls.job_metrics(job, namespace))
+
+    async def logs(self, job: str, namespace: str = "default", tail: int = 200) -> Any:
+        return await self._send(calls.job_logs(job, namespace, tail=tail))
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        return _items(await self._send(calls.list_nodes()))
+
+    async def models(self, namespace: str = "default") -> list[dict[str, Any]]:
+        return _items(await self._send(calls.list_models(namespace)))
+
+    async def follow_metrics(self, job: str, namespace: str = "default") -> AsyncIterator[dict[str, Any]]:
+        """Samples as they come, until the job has ended."""
+        async for event in self._stream(calls.job_metrics(job, namespace, stream=True)):
+            yield event
+
+    async def follow_logs(self, job: str, namespace: str = "default", tail: int = 200) -> AsyncIterator[dict[str, Any]]:
+        """Log lines as they come, until the job has ended."""
+        async for event in self._stream(calls.job_logs(job, namespace, tail=tail, follow=True)):
+            yield event
+
+    async def wait(self, job: str, namespace: str = "default", timeout_s: float = 7 * 86400, poll_s: float = 1.0) -> JobView:
+        """The job once it has completed. Raises JobFailedError when it ended otherwise, WaitTimeoutError when it has not ended."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            view = await self.job(job, namespace)
+            if view.status.phase == "Completed":
+                return view
+            if view.status.terminal:
+                raise JobFailedError(view)
+            if time.monotonic() >= deadline:
+                raise WaitTimeoutError(f"job {job} is still {view.status.phase} after {timeout_s:g} s")
+            await asyncio.sleep(poll_s)
+
+    async def _object(self, call: calls.Call) -> dict[str, Any]:
+        answer = await self._send(call)
+        if not isinstance(answer, dict):
+            raise OpenTinkerError(f"{call.path} answered something that is not an object; is {self.connection.url} an OpenTinker gateway?")
+        return answer
+
+    async def _send(self, call: calls.Call) -> Any:
+        for attempt in range(calls.ATTEMPTS_MAX):
+            last = attempt == calls.ATTEMPTS_MAX - 1
+            try:
+                response = await self._http.request(call.method, call.path, params=call.params, content=call.body, headers=call.headers)
+            except httpx.HTTPError as error:
+                if last or not calls.may_retry(call, None):
+                    raise UnreachableError(f"no answer from {self.connection.url}: {_reason(error)}; is the gateway running?") from None
+                await asyncio.sleep(calls.delay_before_retry(attempt, None, random.random()))  # noqa: S311
+                continue
+            if response.status_code < 400:
+                return _json(response)
+            if last or not calls.may_retry(call, response.status_code):
+                raise calls.failure_of(response.status_code, response.content)
+            await asyncio.sleep(calls.delay_before_retry(attempt, response.headers.get("retry-after"), random.random()))  # noqa: S311
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _stream(self, call: calls.Call) -> AsyncIterator[dict[str, Any]]:
+        """Server-sent events as objects; a broken stream is taken up again where it stopped, a bounded number of times without news."""
+        last_id, failures = "", 0
+        while failures < calls.ATTEMPTS_MAX:
+            headers = {**call.headers, "Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+            try:
+                async with self._http.stream(call.method, call.path, params=call.params, headers=headers, timeout=60.0) as response:
+                    if response.status_code >= 400:
+                        raise calls.failure_of(response.status_code, await response.aread())
+                    fields: dict[str, str] = {}
+                    async for line in response.aiter_lines():
+                        if not line:
+                            if fields.get("event") == "end":
+                                return
+                            last_id, failures = fields.get("id", last_id), 0
+                            if "data" in fields:
+                                yield json.loads(fields["data"])
+                            fields = {}
+                        elif not line.startswith(":"):
+                            name, _, value = line.partition(":")
+                            fields[name] = value.removeprefix(" ")
+            except httpx.HTTPError:
+                pass
+            failures += 1
+            await asyncio.sleep(calls.delay_before_retry(failures, None, random.random()))  # noqa: S311
+        raise UnreachableError(f"the stream from {self.connection.url} broke off; the job goes on without it")
+
+
+def _json(response: httpx.Response) -> Any:
+    if not response.content:
+        return None
+    try:
+        return response.json()
+    except ValueError:
+        raise OpenTinkerError(f"{response.url} answered something that is not JSON; is it an OpenTinker gateway?", response.status_code) from None
+
+
+def _items(answer: Any) -> list[dict[str, Any]]:
+    """A list, or the list inside a page."""
+    if isinstance(answer, dict):
+        answer = next((value for value in answer.values() if isinstance(value, list)), [])
+    return list(answer or [])
+
+
+def _reason(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,39 @@
+"""Where the gateway is and which key to show: arguments, then environment, then what `opentinker up` wrote."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import OpenTinkerError
+
+__all__ = ["Connection", "find_connection"]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    url: str
+    api_key: str
+
+
+def find_connection(url: str | None = None, api_key: str | None = None) -> Connection:
+    """Raises OpenTinkerError naming what to set."""
+    home = Path(os.environ.get("OPENTINKER_HOME") or Path.home() / ".opentinker").expanduser()
+    gateway: dict[str, object] = {}
+    config = home / "config.toml"
+    if config.is_file():
+        try:
+            gateway = tomllib.loads(config.read_text()).get("gateway", {})
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise OpenTinkerError(f"{config} cannot be read: {error}; mend it, or run opentinker up again") from None
+    found_url = url or os.environ.get("OPENTINKER_GATEWAY__URL") or str(gateway.get("url") or "http://127.0.0.1:8080")
+    key = api_key or os.environ.get("OPENTINKER_API_KEY")
+    if key is None:
+        file = Path(os.environ.get("OPENTINKER_GATEWAY__API_KEY_FILE") or str(gateway.get("api_key_file") or home / "secrets" / "api-key"))
+        try:
+            key = file.read_text().strip()
+        except OSError:
+            raise OpenTinkerError(f"no API key: set OPENTINKER_API_KEY, or start the local stack, which writes {file}") from None
+    return Connection(found_url.rstrip("/"), key)
