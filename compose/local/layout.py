@@ -6,6 +6,7 @@ order to reach the stack goes to config.toml.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentinker.compose.local.home import SECRETS, Home, render_toml, write_private
 from opentinker.compose.local.jars import cache_directory
-from opentinker.compose.local.ports import PortRequest, reserve_ports
+from opentinker.compose.local.ports import reserve_ports
 from opentinker.compose.local.processes import STACK_ID_VARIABLE
 from opentinker.compose.local.programs import PARTS, AgentShape, Program, port_requests, service_programs
 from opentinker.compose.local.supervisor import scrubbed_environment
@@ -96,13 +97,15 @@ def choose_layout(home: Home, options: UpOptions, environ: Mapping[str, str], *,
     kept = home.read_stack()
     requests = port_requests(options.agents.count)
     if not options.usual_ports:
-        requests = [PortRequest(name=request.name, width=request.width) for request in requests]
+        requests = [dataclasses.replace(request, usual=0) for request in requests]
     asked = {port: int(environ[variable]) for variable, port in _PORT_FIELDS.items() if environ.get(variable, "").isdigit()}
     asked |= options.ports
     kept_ports: dict[str, int] = kept.get("ports", {})
-    widths = {request.name: request.width for request in requests}
-    held = frozenset(number for name, port in kept_ports.items() for number in range(port, port + widths.get(name, 1))) if running else frozenset()
-    ports = reserve_ports(requests, home=home.root, asked=asked, kept=kept_ports, ours=held, register=cache_directory() / "ports.json")
+    shapes = {request.name: request for request in requests}
+    held = frozenset(number for name, port in kept_ports.items() for number in (shapes[name].numbers(port) if name in shapes else [port]))
+    ports = reserve_ports(
+        requests, home=home.root, asked=asked, kept=kept_ports, ours=held if running else frozenset(), register=cache_directory() / "ports.json"
+    )
     stack_id = kept.get("stack_id") or uuid.uuid4().hex
     from opentinker.compose.local.kafka import new_cluster_id
 

@@ -26,11 +26,19 @@ _FIRST, _LAST = 20_000, 32_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortRequest:
-    """One port, or `width` ports in a row of which the first is named."""
+    """One port, or `width` ports in a row of which the first is named.
+
+    `also`: the program takes this port plus that number, too, and cannot be told otherwise.
+    """
 
     name: str
     usual: int = 0  # 0: none, any free one
     width: int = 1
+    also: int = 0
+
+    def numbers(self, port: int) -> list[int]:
+        """Every port that this one stands for."""
+        return [*range(port, port + self.width), *([port + self.also] if self.also else [])]
 
 
 def choose_ports(
@@ -46,32 +54,37 @@ def choose_ports(
     used = set(taken)
     chosen: dict[str, int] = {}
 
-    def fits(port: int, width: int) -> bool:
-        return all(number not in used and is_free(number) for number in range(port, port + width))
+    def fits(request: PortRequest, port: int) -> bool:
+        return all(number not in used and is_free(number) for number in request.numbers(port))
 
     def take(request: PortRequest, port: int) -> None:
         chosen[request.name] = port
-        used.update(range(port, port + request.width))
+        used.update(request.numbers(port))
 
     for request in requests:  # asked-for ones first: nothing else may sit on them
         if request.name in asked:
-            if not fits(asked[request.name], request.width):
+            if not fits(request, asked[request.name]):
                 raise PortTaken(
                     f"port {asked[request.name]} for {request.name} is in use; free it or choose another with --port {request.name}=NUMBER"
                 )
             take(request, asked[request.name])
     for request in requests:
-        if request.name not in chosen and request.name in kept and fits(kept[request.name], request.width):
+        if request.name not in chosen and request.name in kept and fits(request, kept[request.name]):
             take(request, kept[request.name])
     for request in requests:
         if request.name in chosen:
             continue
-        candidates = ([request.usual] if request.usual else []) + [_FIRST + (start - _FIRST + i) % (_LAST - _FIRST) for i in range(_LAST - _FIRST)]
-        port = next((candidate for candidate in candidates if fits(candidate, request.width)), None)
+        candidates = ([request.usual] if request.usual else []) + _candidates(request, start)
+        port = next((candidate for candidate in candidates if fits(request, candidate)), None)
         if port is None:
             raise PortTaken(f"no {request.width} free ports in a row between {_FIRST} and {_LAST} for {request.name}")
         take(request, port)
     return chosen
+
+
+def _candidates(request: PortRequest, start: int) -> list[int]:
+    """Every port of our range once, from `start` on, wrapping around; lower by `also`, so that the companion lies in the range."""
+    return [_FIRST - request.also + (start - _FIRST + i) % (_LAST - _FIRST) for i in range(_LAST - _FIRST)]
 
 
 def is_port_free(port: int) -> bool:
@@ -105,7 +118,7 @@ def reserve_ports(
             is_free=lambda port: port in ours or is_port_free(port),
             start=_FIRST + zlib.crc32(str(home).encode()) % (_LAST - _FIRST),
         )
-        homes[str(home)] = sorted(number for request in requests for number in range(chosen[request.name], chosen[request.name] + request.width))
+        homes[str(home)] = sorted(number for request in requests for number in request.numbers(chosen[request.name]))
         return chosen
 
 

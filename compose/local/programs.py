@@ -17,6 +17,8 @@ from opentinker.compose.local.ports import PortRequest
 __all__ = ["PARTS", "AgentShape", "Program", "Ready", "explain", "port_requests", "service_programs"]
 
 PARTS = ("kafka", "postgres", "s3")
+# SeaweedFS's maintenance worker dials the admin port plus this, whatever -admin.port.grpc says; elsewhere it spins on a closed port for ever.
+S3_ADMIN_GRPC_OFFSET = 10_000
 _RENDEZVOUS_PORTS = 20  # a node of the local profile runs one gang or two at a time; each takes one port
 
 
@@ -102,8 +104,9 @@ def port_requests(agents: int) -> list[PortRequest]:
     """Every port of a stack. The usual numbers are what people type by heart; the others are found."""
     usual = {"kafka": 9092, "postgres": 5432, "s3": 8333, "gateway": 8080, "registry": 8081, "replica": 8082}
     found = ["kafka-controller", "supervisor", "scheduler-metrics", "ingress-metrics"]
-    found += [f"s3-{part}{suffix}" for part in ("master", "filer", "volume", "admin") for suffix in ("", "-grpc")] + ["s3-grpc"]
+    found += [f"s3-{part}{suffix}" for part in ("master", "filer", "volume") for suffix in ("", "-grpc")] + ["s3-grpc"]
     requests = [PortRequest(name=name, usual=port) for name, port in usual.items()] + [PortRequest(name=name) for name in found]
+    requests.append(PortRequest(name="s3-admin", also=S3_ADMIN_GRPC_OFFSET))
     for number in range(1, agents + 1):
         requests += [
             PortRequest(name=f"agent-{number}-metrics"),

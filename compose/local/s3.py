@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from opentinker.compose.local.home import Home
-from opentinker.compose.local.programs import Program, Ready
+from opentinker.compose.local.programs import S3_ADMIN_GRPC_OFFSET, Program, Ready
 
 __all__ = ["prepare_s3"]
 
@@ -43,7 +43,7 @@ def prepare_s3(home: Home, ports: Mapping[str, int], bucket: str, access_key: st
         "volume.port": ports["s3-volume"],
         "volume.port.grpc": ports["s3-volume-grpc"],
         "admin.port": ports["s3-admin"],
-        "admin.port.grpc": ports["s3-admin-grpc"],
+        "admin.port.grpc": ports["s3-admin"] + S3_ADMIN_GRPC_OFFSET,
     }
     return Program(
         name="s3",

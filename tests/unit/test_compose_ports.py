@@ -60,9 +60,15 @@ def test_an_asked_for_port_is_kept_clear_of_everybody_elses_kept_and_usual_ones(
 def test_no_two_requests_share_a_port_and_none_is_busy(busy: set[int], agents: int) -> None:
     requests = port_requests(agents)
     chosen = _choose(*requests, busy=busy)
-    used = [number for request in requests for number in range(chosen[request.name], chosen[request.name] + request.width)]
+    used = [number for request in requests for number in request.numbers(chosen[request.name])]
     assert len(used) == len(set(used))
     assert not busy & set(used)
+
+
+def test_a_port_with_a_companion_is_taken_only_if_both_are_free() -> None:
+    request = PortRequest(name="admin", also=10_000)
+    assert _choose(request, busy={20_000})["admin"] == 10_001
+    assert _choose(request, _FOUND)["controller"] == 20_001, "the companion is held, too"
 
 
 def test_a_listening_port_is_not_free() -> None:
