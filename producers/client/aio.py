@@ -83,6 +83,9 @@ class AsyncClient:
     async def models(self, namespace: str = "default") -> list[dict[str, Any]]:
         return _items(await self._send(calls.list_models(namespace)))
 
+    async def algorithms(self) -> list[dict[str, Any]]:
+        return _items(await self._send(calls.list_algorithms()))
+
     async def follow_metrics(self, job: str, namespace: str = "default") -> AsyncIterator[dict[str, Any]]:
         """Samples as they come, until the job has ended."""
         async for event in self._stream(calls.job_metrics(job, namespace, stream=True)):

@@ -119,10 +119,10 @@ def may_retry(call: Call, status: int | None) -> bool:
 
 def delay_before_retry(attempt: int, retry_after: str | None, jitter: float) -> float:
     """Seconds before attempt `attempt` + 1; `jitter` in 0..1 spreads them."""
-    base = 0.2 * 2**attempt
+    base = 0.2 * 2.0**attempt
     if retry_after is not None and retry_after.isdigit():
         base = max(base, float(retry_after))
-    return min(_RETRY_DELAY_MAX_S, base) * (0.75 + jitter / 2)
+    return float(min(_RETRY_DELAY_MAX_S, base) * (0.75 + jitter / 2))
 
 
 def failure_of(status: int, body: bytes) -> errors.OpenTinkerError:

@@ -70,6 +70,9 @@ class Client:
     def models(self, namespace: str = "default") -> list[dict[str, Any]]:
         return self._run(self._client.models(namespace))
 
+    def algorithms(self) -> list[dict[str, Any]]:
+        return self._run(self._client.algorithms())
+
     def follow_metrics(self, job: str, namespace: str = "default") -> Iterator[dict[str, Any]]:
         return self._each(self._client.follow_metrics(job, namespace))
 

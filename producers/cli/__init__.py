@@ -1,0 +1,103 @@
+"""The command `opentinker`. Standard output is data, standard error the rest; commands are imported when they run, so that `--help` stays quick.
+
+Exit codes: 0 ok, 1 error, 2 usage or invalid input, 3 not found, 4 not authorised, 5 conflict, 6 timeout, 10 the job failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+import click
+
+__all__ = ["main"]
+
+# command → (module, attribute, one line of help): listed here, so that help needs no import.
+_COMMANDS: Final = {
+    "up": ("opentinker.compose.local.cli", "up", "Start the local stack and wait until it answers."),
+    "down": ("opentinker.compose.local.cli", "down", "Stop the local stack; data stays."),
+    "status": ("opentinker.compose.local.cli", "status", "Show what runs: processes, ports, memory."),
+    "restart": ("opentinker.compose.local.cli", "restart", "Restart one part of the local stack."),
+    "submit": ("opentinker.producers.cli.jobs", "submit", "Submit a training job from a manifest."),
+    "get": ("opentinker.producers.cli.jobs", "get", "List jobs, nodes, models or algorithms, or show one job."),
+    "describe": ("opentinker.producers.cli.jobs", "describe", "Everything about one job: settings, attempts, events."),
+    "watch": ("opentinker.producers.cli.jobs", "watch", "Follow a job's progress until it ends."),
+    "logs": ("opentinker.producers.cli.jobs", "logs", "Show or follow a job's output."),
+    "explain": ("opentinker.producers.cli.jobs", "explain", "Say why a job stands where it stands."),
+    "cancel": ("opentinker.producers.cli.jobs", "cancel", "Cancel a job."),
+    "topics": ("opentinker.producers.cli.streams", "topics", "Make, compare and list the Kafka topics."),
+    "metrics": ("opentinker.producers.cli.streams", "metrics", "Follow training metrics on their topic."),
+    "dlq": ("opentinker.producers.cli.streams", "dlq", "List and replay dead letters."),
+    "simulate": ("opentinker.producers.cli.simulation", "simulate", "Run the scheduler's simulator on one seed."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        try:
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if error.name is not None and error.name.startswith("opentinker."):
+                raise
+            raise click.ClickException(f"opentinker {cmd_name} needs the Python package {error.name}; install opentinker[local]") from None
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            from opentinker.schemas.errors import nearest
+
+            guess = nearest(args[0], _COMMANDS)
+            hint = f"did you mean {guess}?" if guess else "see opentinker --help"
+            raise click.UsageError(f"unknown command {args[0]!r}; {hint}") from None
+
+
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="opentinker", prog_name="opentinker")
+def cli() -> None:
+    """OpenTinker: reinforcement learning as a service.
+
+    \b
+    Start here:  opentinker up
+                 opentinker submit -f examples/cartpole-v1.json --wait
+    Settings:    OPENTINKER_HOME, OPENTINKER_GATEWAY__URL, OPENTINKER_API_KEY
+    Exit codes:  0 ok, 1 error, 2 usage or invalid input, 3 not found, 4 not authorised, 5 conflict, 6 timeout, 10 job failed
+    """
+
+
+def main() -> None:
+    """Run a command; every expected failure is one line on standard error and an exit code."""
+    try:
+        sys.exit(cli.main(standalone_mode=False) or 0)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        from .failures import exit_code_of
+
+        code = exit_code_of(error)
+        if code is None:
+            raise
+        click.echo(f"opentinker: {error}", err=True)
+        sys.exit(code)

@@ -1,0 +1,278 @@
+"""Commands about jobs, by way of the gateway."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..client import Client, JobFailedError, JobView, WaitTimeoutError
+from .output import age, format_option, print_data, print_table, safe
+from .watching import watch_job
+
+__all__ = ["cancel", "describe", "explain", "get", "logs", "submit", "watch"]
+
+_MANIFEST_BYTES_MAX = 4 * 2**20  # the gateway's own limit is lower and says so; this only bounds what is read here
+
+namespace_option = click.option("-n", "--namespace", default="default", show_default=True, envvar="OPENTINKER_NAMESPACE", help="Namespace.")
+
+
+@click.command()
+@click.option("-f", "--file", "source", required=True, metavar="FILE|-", help="Manifest in JSON or YAML; - reads standard input.")
+@click.option("--wait", is_flag=True, help="Follow the job; exit 10 if it does not complete.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=None, help="Seconds to wait at most (exit 6).")
+@click.option("--dry-run", is_flag=True, help="Show every effective value with its source; submit nothing.")
+@click.option("--idempotency-key", default=None, help="The same key is the same job, however often it is sent.")
+@format_option
+def submit(source: str, wait: bool, timeout_s: float | None, dry_run: bool, idempotency_key: str | None, output: str) -> None:
+    """Submit a training job from a manifest."""
+    manifest = _read(source)
+    with Client() as client:
+        if dry_run:
+            _print_dry_run(client.dry_run(manifest), output)
+            return
+        view = client.submit(manifest, idempotency_key=idempotency_key)
+        if not wait:
+            _print_submitted(view, output)
+            return
+        click.echo(f"job {view.metadata.name} accepted, uid {view.metadata.uid}", err=True)
+        view = watch_job(client, view.metadata.uid, view.metadata.namespace, timeout_s)
+    _print_submitted(view, output)
+    _raise_unless_completed(view)
+
+
+def _read(source: str) -> bytes:
+    try:
+        data = sys.stdin.buffer.read(_MANIFEST_BYTES_MAX + 1) if source == "-" else Path(source).read_bytes()
+    except OSError as error:
+        raise click.UsageError(f"cannot read {source}: {error.strerror}; name a manifest, for example examples/cartpole-v1.json") from None
+    if not data.strip():
+        raise click.UsageError(f"{'standard input' if source == '-' else source} is empty; give a TrainingJob manifest")
+    if len(data) > _MANIFEST_BYTES_MAX:
+        raise click.UsageError(f"{source} is larger than {_MANIFEST_BYTES_MAX // 2**20} MiB; a manifest is a few kilobytes")
+    return data
+
+
+def _print_submitted(view: JobView, form: str) -> None:
+    if form in ("json", "yaml"):
+        print_data(view.model_dump(by_alias=True, mode="json"), form)
+    elif form == "name":
+        click.echo(view.metadata.uid)
+    else:
+        model = f", model {view.status.model.name} version {view.status.model.version}" if view.status.model else ""
+        click.echo(f"job {view.metadata.namespace}/{view.metadata.name} {view.metadata.uid}: {view.status.phase}{model}")
+
+
+def _print_dry_run(answer: dict[str, Any], form: str) -> None:
+    if form in ("json", "yaml"):
+        print_data(answer, form)
+        return
+    rows = next((value for value in answer.values() if isinstance(value, list)), [])
+    print_table(("FIELD", "VALUE", "SOURCE"), [tuple(row.values())[:3] if isinstance(row, dict) else row for row in rows], "nothing to show")
+
+
+def _raise_unless_completed(view: JobView) -> None:
+    if not view.status.terminal:
+        raise WaitTimeoutError(f"job {view.metadata.name} is still {view.status.phase}; it goes on: opentinker watch {view.metadata.uid}")
+    if view.status.phase != "Completed":
+        raise JobFailedError(view)
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(["jobs", "job", "nodes", "models", "algorithms"]))
+@click.argument("name", required=False)
+@namespace_option
+@click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of every namespace.")
+@click.option("--phase", default=None, help="Only jobs in this phase, for example Running.")
+@format_option
+def get(kind: str, name: str | None, namespace: str, all_namespaces: bool, phase: str | None, output: str) -> None:
+    """List jobs, nodes, models or algorithms, or show one job by NAME or uid."""
+    if kind == "job" and name is None:
+        raise click.UsageError("name the job, or list them with: opentinker get jobs")
+    with Client() as client:
+        if kind == "job":
+            assert name is not None
+            _print_jobs([client.job(name, namespace)], output, single=True)
+        elif kind == "jobs":
+            _print_jobs(list(client.jobs(namespace=None if all_namespaces else namespace, phase=phase)), output)
+        elif kind == "nodes":
+            _print_nodes(client.nodes(), output)
+        elif kind == "models":
+            _print_rows(client.models(namespace), ("name", "latestVersion", "versions"), output, "no models yet: a job that completes registers one")
+        else:
+            _print_rows(client.algorithms(), ("name", "description"), output, "no algorithms")
+
+
+def _print_jobs(views: list[JobView], form: str, single: bool = False) -> None:
+    if form in ("json", "yaml"):
+        data = [view.model_dump(by_alias=True, mode="json") for view in views]
+        print_data(data[0] if single else data, form)
+        return
+    if form == "name":
+        for view in views:
+            click.echo(view.metadata.uid)
+        return
+    rows = []
+    for view in views:
+        status, progress = view.status, view.status.progress
+        rows.append(
+            (
+                view.metadata.namespace,
+                view.metadata.name,
+                status.phase,
+                status.reason if status.phase in ("Pending", "Failed") else "",
+                f"{status.replicas_running}/{status.replicas}",
+                f"{progress.global_step:,}",
+                "" if progress.mean_return is None else f"{progress.mean_return:.1f}",
+                f"{status.model.name}:{status.model.version}" if status.model else "",
+                age(status.submitted_at),
+                view.metadata.uid,
+            )
+        )
+    columns = ("NAMESPACE", "NAME", "PHASE", "REASON", "READY", "STEPS", "RETURN", "MODEL", "AGE", "UID")
+    print_table(columns, rows, "no jobs; submit one with: opentinker submit -f examples/cartpole-v1.json")
+
+
+def _print_nodes(nodes: list[dict[str, Any]], form: str) -> None:
+    if form in ("json", "yaml"):
+        print_data(nodes, form)
+        return
+    rows = []
+    for node in nodes:
+        devices = node.get("devices", [])
+        free = sum(1 for device in devices if not (device.get("job_uid") or device.get("jobUid")))
+        simulated = " (simulated)" if any(device.get("simulated") for device in devices) else ""
+        cpu, free_cpu = node.get("cpu_millis", 0), node.get("free_cpu_millis", 0)
+        rows.append(
+            (
+                node.get("node"),
+                node.get("pool"),
+                node.get("state"),
+                f"{free}/{len(devices)}{simulated}",
+                f"{free_cpu / 1000:g}/{cpu / 1000:g}",
+                len(node.get("jobs", [])),
+            )
+        )
+    print_table(("NODE", "POOL", "STATE", "GPUS FREE", "CPU FREE", "JOBS"), rows, "no nodes; start an agent: python -m opentinker.trainer_agent")
+
+
+def _print_rows(rows: list[dict[str, Any]], fields: tuple[str, ...], form: str, empty: str) -> None:
+    if form in ("json", "yaml"):
+        print_data(rows, form)
+        return
+    shown = [field for field in fields if any(field in row for row in rows)] or list(fields)
+    print_table([field.upper() for field in shown], [[row.get(field, "") for field in shown] for row in rows], empty)
+
+
+@click.command()
+@click.argument("job")
+@namespace_option
+@format_option
+def describe(job: str, namespace: str, output: str) -> None:
+    """Everything about one job: settings, progress, why it waits, events."""
+    with Client() as client:
+        view, events = client.job(job, namespace), client.events(job, namespace)
+        explained = client.explain(view.metadata.uid, namespace) if not view.status.terminal else {}
+        effective = client.dry_run(_manifest_of(view))
+    data = view.model_dump(by_alias=True, mode="json") | {"explain": explained, "effective": effective, "events": events}
+    if output in ("json", "yaml"):
+        print_data(data, output)
+        return
+    status, progress = view.status, view.status.progress
+    click.echo(f"Name:        {view.metadata.namespace}/{view.metadata.name}\nUid:         {view.metadata.uid}\nPool:        {status.pool}")
+    click.echo(f"Phase:       {status.phase}{f' ({safe(status.reason)})' if status.reason else ''}")
+    if text := explained.get("text") or status.message:
+        click.echo(f"Because:     {safe(str(text))}")
+    click.echo(f"Attempt:     {status.attempt} on {', '.join(status.nodes) or 'no node'}")
+    mean = "none yet" if progress.mean_return is None else f"{progress.mean_return:.2f}"
+    click.echo(f"Progress:    {progress.global_step:,} steps, {progress.episodes:,} episodes, mean return {mean}")
+    if status.model:
+        click.echo(f"Model:       {status.model.name} version {status.model.version}")
+    click.echo("Settings:")
+    _print_dry_run(effective, "table")
+    click.echo("Events:")
+    rows = [(event.get("time") or event.get("timeMs") or event.get("time_ms"), event.get("type"), _event_text(event)) for event in events]
+    print_table(("TIME", "TYPE", "WHAT"), rows, "no events yet")
+
+
+def _event_text(event: dict[str, Any]) -> str:
+    data = event.get("data", event)
+    return str(data.get("message") or data.get("reason") or data.get("nodes") or data.get("stop_reason") or "")
+
+
+def _manifest_of(view: JobView) -> dict[str, Any]:
+    metadata = {"name": view.metadata.name, "namespace": view.metadata.namespace, "labels": view.metadata.labels}
+    return {"apiVersion": "opentinker.io/v1", "kind": "TrainingJob", "metadata": metadata, "spec": view.spec}
+
+
+@click.command()
+@click.argument("job")
+@namespace_option
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=None, help="Seconds to watch at most (exit 6).")
+def watch(job: str, namespace: str, timeout_s: float | None) -> None:
+    """Follow a job's progress until it ends; exit 10 if it does not complete."""
+    with Client() as client:
+        view = watch_job(client, job, namespace, timeout_s)
+    _print_submitted(view, "table")
+    _raise_unless_completed(view)
+
+
+@click.command()
+@click.argument("job")
+@namespace_option
+@click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until the job has ended.")
+@click.option("--tail", default=200, show_default=True, type=click.IntRange(0, 10_000), help="Lines from the end.")
+@click.option("--replica", type=click.IntRange(0), default=None, help="Only this replica.")
+def logs(job: str, namespace: str, follow: bool, tail: int, replica: int | None) -> None:
+    """Show or follow a job's output."""
+    with Client() as client:
+        uid = client.job(job, namespace).metadata.uid
+        if follow:
+            for entry in client.follow_logs(uid, namespace, tail):
+                _print_log(entry, replica)
+            return
+        answer = client.logs(uid, namespace, tail)
+        entries = answer if isinstance(answer, list) else next((value for value in answer.values() if isinstance(value, list)), [])
+        for entry in entries:
+            _print_log(entry, replica)
+        if not entries:
+            click.echo("no output yet", err=True)
+
+
+def _print_log(entry: dict[str, Any], replica: int | None) -> None:
+    rank = entry.get("replicaRank", entry.get("replica_rank", entry.get("replica", 0)))
+    if replica is not None and rank != replica:
+        return
+    lines = entry.get("lines") or [entry.get("line", entry.get("text", ""))]
+    for line in lines:
+        click.echo(f"[{rank}] {safe(str(line))}")
+
+
+@click.command()
+@click.argument("job")
+@namespace_option
+@format_option
+def explain(job: str, namespace: str, output: str) -> None:
+    """Say why a job stands where it stands, with numbers."""
+    with Client() as client:
+        answer = client.explain(job, namespace)
+    if output in ("json", "yaml"):
+        print_data(answer, output)
+        return
+    click.echo(safe(f"{answer.get('name', job)}: {answer.get('phase')}, {answer.get('reason')}"))
+    click.echo(safe(str(answer.get("text", ""))))
+    if answer.get("position"):
+        click.echo(f"position {answer['position']} in pool {answer.get('pool')}")
+
+
+@click.command()
+@click.argument("job")
+@namespace_option
+@click.option("--reason", default="", help="Goes into the job's history.")
+def cancel(job: str, namespace: str, reason: str) -> None:
+    """Cancel a job. A running one saves a checkpoint first."""
+    with Client() as client:
+        view = client.cancel(job, namespace, reason)
+    click.echo(f"job {view.metadata.namespace}/{view.metadata.name}: cancel accepted, now {view.status.phase}")
