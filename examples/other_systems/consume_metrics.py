@@ -1,0 +1,56 @@
+"""Follow training metrics from another system: one line per sample, for one job or all.
+
+    python examples/other_systems/consume_metrics.py --bootstrap 127.0.0.1:9092 --job JOB_UID --count 10
+
+`(job_uid, attempt_number, replica_rank, global_step)` identifies a sample: a consumer that keeps them by this key counts none twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import uuid
+
+from confluent_kafka import Consumer
+
+TOPIC = "opentinker.training.metrics.v1"
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description="Print training metrics as they come.")
+    arguments.add_argument("--bootstrap", required=True, help="address of Kafka")
+    arguments.add_argument("--job", default=None, help="only this job's uid")
+    arguments.add_argument("--count", type=int, default=None, help="stop after that many samples")
+    arguments.add_argument("--from-beginning", action="store_true", help="what the topic still holds, too")
+    given = arguments.parse_args()
+    start = "earliest" if given.from_beginning else "latest"
+    consumer = Consumer({"bootstrap.servers": given.bootstrap, "group.id": f"metrics-example-{uuid.uuid4()}", "auto.offset.reset": start})
+    consumer.subscribe([TOPIC])
+    seen: set[tuple[object, ...]] = set()
+    try:
+        while given.count is None or len(seen) < given.count:
+            record = consumer.poll(1.0)
+            if record is None or record.error():
+                continue
+            sample = json.loads(record.value())
+            identity = tuple(sample[name] for name in ("job_uid", "attempt_number", "replica_rank", "global_step"))
+            if identity in seen or (given.job and sample["job_uid"] != given.job):
+                continue
+            seen.add(identity)
+            values = sample["values"]
+            # NaN and infinities come as the strings "NaN", "Infinity", "-Infinity"; float() reads them.
+            mean = values.get("mean_return")
+            print(
+                f"{sample['job_uid']} step {sample['global_step']:>9,} mean return {float(mean) if mean is not None else float('nan'):8.2f}",
+                flush=True,
+            )
+    except KeyboardInterrupt:
+        pass
+    finally:
+        consumer.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
