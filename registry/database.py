@@ -23,15 +23,15 @@ def _encode(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-async def open_pool(settings: PostgresSettings, *, service: str, wait_s: float = _START_TIMEOUT_S) -> Any:
-    """A pool of connections. Raises the driver's last error if the server does not answer within `wait_s`."""
+async def open_pool(settings: PostgresSettings, *, service: str, wait_s: float = _START_TIMEOUT_S, lazy: bool = False) -> Any:
+    """A pool of connections. Raises the driver's last error if the server does not answer within `wait_s`; a lazy one connects when it is asked."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     while True:
         try:
             return await asyncpg.create_pool(
                 settings.dsn.get_secret_value(),
-                min_size=1,
+                min_size=0 if lazy else 1,
                 max_size=settings.pool_size_max,
                 command_timeout=_COMMAND_TIMEOUT_S,
                 init=_prepare,

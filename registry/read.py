@@ -156,6 +156,6 @@ class ReadSide:
         return found[0] if found and found[0]["version"] == version else None
 
 
-async def open_read_side(settings: PostgresSettings, *, service: str, wait_s: float = 30.0) -> ReadSide:
-    """A read side with its own pool. Close it."""
-    return ReadSide(await open_pool(settings, service=service, wait_s=wait_s))
+async def open_read_side(settings: PostgresSettings, *, service: str) -> ReadSide:
+    """A read side with its own pool, which connects when it is first asked. Close it."""
+    return ReadSide(await open_pool(settings, service=service, lazy=True))

@@ -67,6 +67,7 @@ class GatewaySettings(_Group):
     port: int = Field(8080, ge=0, le=65535)
     url: str = "http://127.0.0.1:8080"  # how clients reach it
     api_key_file: Path | None = None  # the bootstrap key; default $OPENTINKER_HOME/secrets/api-key
+    hosts: tuple[str, ...] = ()  # Host names to answer for besides loopback and `url`
 
 
 class RegistrySettings(_Group):

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from opentinker.schemas.dead_letters import bounded_errors
 from opentinker.schemas.errors import FieldError, InvalidMessage, nearest
-from opentinker.schemas.manifest import dns_label
 from opentinker.schemas.messages import CancelJob, CancelTrainingJob, JobAccepted, JobRejected, RequestReference, SubmitJob
 from opentinker.schemas.messages.requests import SUBMIT_REQUEST_TYPE
 from opentinker.schemas.records import InputRecord, Message, OutputRecord, decode, encode, header_text
@@ -21,7 +20,7 @@ from opentinker.schemas.topics import REPLIES
 
 from .documents import read_json
 from .signature import BOOTSTRAP_KEY_ID, KEY_ID_HEADER, SIGNATURE_HEADER, check_signature
-from .submission import Known, Repeat, judge_repeat, plan_submission
+from .submission import Known, Repeat, judge_repeat, namespace_of, plan_submission
 
 __all__ = ["Accepted", "Authority", "KnownJobs", "Refused", "accepted_message", "decide", "reference_of", "reply_record"]
 
@@ -87,7 +86,7 @@ def _submission(record: InputRecord, ce_id: str, ce_source: str, authority: Auth
     _require_json(record)
     document = read_json(record.value or b"")
     # A namespace that cannot exist needs no authority: the manifest is refused for it.
-    namespace = _namespace(document)
+    namespace = namespace_of(document)
     who = _authorise(record, ce_id, ce_source, namespace, authority) if namespace else ""
     command = plan_submission(document, ce_source=ce_source, ce_id=ce_id, submitted_by=who, environments=environments)
     assert who, "a manifest without a valid namespace was accepted"
@@ -101,16 +100,6 @@ def _submission(record: InputRecord, ce_id: str, ce_source: str, authority: Auth
             return _refuse(FieldError(field="metadata.name", message=message, remedy="cancel that job or choose another name"), dead=False)
         case repeat:
             return Accepted(command=command, ce_id=ce_id, ce_source=ce_source, repeated=repeat is Repeat.SAME)
-
-
-def _namespace(document: object) -> str | None:
-    """The namespace that a manifest names, before it is checked; None if it is none."""
-    metadata = document.get("metadata") if isinstance(document, dict) else None
-    namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"
-    try:
-        return dns_label(namespace)
-    except ValueError:
-        return None
 
 
 def _cancellation(record: InputRecord, ce_id: str, ce_source: str, authority: Authority) -> Decision:

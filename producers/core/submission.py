@@ -13,7 +13,7 @@ from opentinker.schemas.messages import SubmitJob
 from opentinker.schemas.records import OutputRecord, encode, job_uid_of
 from opentinker.schemas.topics import COMMANDS, partition_of
 
-__all__ = ["Known", "Repeat", "command_record", "effective_rows", "judge_repeat", "plan_submission"]
+__all__ = ["Known", "Repeat", "command_record", "effective_rows", "judge_repeat", "namespace_of", "plan_submission"]
 
 _SUFFIX_CHARACTERS = 5
 
@@ -56,6 +56,16 @@ def plan_submission(
         spec_digest=spec_digest(job),
         submitted_by=submitted_by,
     )
+
+
+def namespace_of(document: object) -> str | None:
+    """The namespace that a manifest names, before it is checked; None if it is none, for which `plan_submission` refuses the manifest."""
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"
+    try:
+        return dns_label(namespace)
+    except ValueError:
+        return None
 
 
 def _generated(job: TrainingJob, suffix: str) -> str:

@@ -1,0 +1,1 @@
+"""The gateway: jobs over HTTP, live. Run it with `python -m opentinker.producers.gateway`."""

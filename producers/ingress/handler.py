@@ -66,6 +66,12 @@ class RequestHandler:
         for outcome in outcomes:
             self._tell(outcome)
 
+    async def refuse(self, record: InputRecord, error: FieldError) -> None:
+        """Answer a record that could not be read at all, and keep what is known of it."""
+        outcome = _Outcome(record=record, decision=Refused(errors=(error,), dead=True), name="", traceparent="")
+        await self._send(self._answers(outcome))
+        self._tell(outcome)
+
     def _decide(self, record: InputRecord) -> _Outcome:
         now_ms = _now_ms()
         decision = decide(record, authority=self._authority, environments=self._environments, known=self._feed.jobs, now_ms=now_ms)
@@ -131,7 +137,8 @@ class RequestHandler:
 
     def _tell(self, outcome: _Outcome) -> None:
         record, decision, log = outcome.record, outcome.decision, structlog.get_logger()
-        _SECONDS.observe(max(0.0, (_now_ms() - record.append_time_ms) / 1000))
+        if record.append_time_ms:
+            _SECONDS.observe(max(0.0, (_now_ms() - record.append_time_ms) / 1000))
         place = {"partition": record.partition, "offset": record.offset}
         if isinstance(decision, Accepted):
             _REQUESTS.labels("repeated" if decision.repeated else "accepted").inc()

@@ -25,6 +25,7 @@ from ..core.requests import Authority
 from ..core.signature import BOOTSTRAP_KEY_ID
 from ..environments import environment_ids
 from ..live import LiveFeed
+from .careful import read_carefully
 from .handler import RequestHandler
 
 __all__ = ["main"]
@@ -59,7 +60,11 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
 
 async def _answer_until(stop: asyncio.Event, reader: AIOKafkaConsumer, handler: RequestHandler) -> None:
     while not stop.is_set():
-        found = await reader.getmany(timeout_ms=_POLL_MS, max_records=_BATCH)
+        try:
+            found = await reader.getmany(timeout_ms=_POLL_MS, max_records=_BATCH)
+        except UnicodeDecodeError:
+            await read_carefully(reader, handler)
+            continue
         _ASSIGNED.set(len(reader.assignment()))
         records = [input_record(record) for batch in found.values() for record in batch]
         if not records:

@@ -1,0 +1,78 @@
+"""What the gateway's routes share: the live view, the writer to Kafka, the read side, and the neighbours over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from opentinker.compose.runtime.http import ProblemError
+from opentinker.compose.runtime.settings import Settings
+from opentinker.registry.read import ReadSide
+from opentinker.schemas.errors import FieldError
+from opentinker.schemas.messages import JobPhase, JobStatus
+
+from ..live import LiveFeed
+from ..writer import CommandWriter
+
+__all__ = ["GatewayContext", "NEIGHBOUR_TIMEOUT_S"]  # noqa: RUF022
+
+NEIGHBOUR_TIMEOUT_S = 5.0
+_UID_DASHES = (8, 13, 18, 23)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayContext:
+    settings: Settings
+    feed: LiveFeed
+    writer: CommandWriter
+    read: ReadSide
+    http: httpx.AsyncClient
+    environments: frozenset[str]
+    registry_token: str | None  # None: this gateway gives no download URLs
+    stop: asyncio.Event
+    in_flight: dict[str, asyncio.Future[None]] = field(default_factory=dict)  # submissions by uid that wait for Kafka's ack
+
+    async def job(self, identifier: str, namespace: str) -> JobStatus:
+        """The job of that uid, or the newest of that name; from the live view, else from history. Raises ProblemError 404."""
+        if looks_like_uid(identifier):
+            status = self.feed.jobs.get(identifier) or history_status(await self.read.job(identifier))
+        else:
+            status = self.feed.jobs.named(namespace, identifier)
+        if status is None:
+            where = "" if looks_like_uid(identifier) else f" in namespace {namespace[:63]!r}"
+            error = FieldError(field="job", message=f"there is no job {identifier[:63]!r}{where}", remedy="list jobs with GET /v1/jobs")
+            raise ProblemError(404, error.text(), [error])
+        return status
+
+
+def looks_like_uid(text: str) -> bool:
+    return len(text) == 36 and all(text[position] == "-" for position in _UID_DASHES)
+
+
+def history_status(row: dict[str, Any] | None) -> JobStatus | None:
+    """A job that the live view has forgotten, as far as the registry's history tells."""
+    if row is None:
+        return None
+    spec = row["spec"] or {}
+    return JobStatus.model_construct(
+        job_uid=row["job_uid"],
+        namespace=row["namespace"],
+        name=row["name"],
+        pool=row["pool"],
+        revision=row["revision"],
+        phase=JobPhase(row["phase"]),
+        reason=row["reason"],
+        message=row["message"],
+        labels=row["labels"] or {},
+        spec=spec,
+        spec_digest=row["spec_digest"] or "",
+        submitted_by=row["submitted_by"] or "",
+        attempt_number=row["attempt_number"],
+        replicas=int(spec.get("replicas", 1)),
+        stop_reason=row["stop_reason"] or "",
+        submitted_ms=row["submitted_ms"] or row["updated_ms"],
+        finished_ms=row["finished_ms"],
+        updated_ms=row["updated_ms"],
+    )
