@@ -12,8 +12,9 @@ from .shell import Worker
 
 
 async def _main(settings: Settings, stop: asyncio.Event) -> None:
-    start_exporter(settings.scheduler.metrics_port)
-    await Worker(settings).run(stop)
+    worker = Worker(settings)
+    start_exporter(settings.scheduler.metrics_port, ready=worker.readiness)
+    await worker.run(stop)
 
 
 if __name__ == "__main__":

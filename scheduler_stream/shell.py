@@ -67,6 +67,7 @@ class Worker:
         self._cycles: dict[int, PartitionCycle] = {}
         self._failed: asyncio.Future[None] | None = None
         self._tick_sequence = 0
+        self._member = False
         self._datadir = tempfile.TemporaryDirectory(prefix="opentinker-scheduler-")  # Faust wants one per worker; nothing of worth is in it
         self._app = self._make_app(settings.kafka)
 
@@ -89,6 +90,14 @@ class Worker:
             stopped.cancel()
             await self._let_go(list(self._cycles))
             await asyncio.wait_for(asyncio.gather(self._app.stop(), ticker.stop(), return_exceptions=True), 10)
+
+    def readiness(self) -> dict[str, str]:
+        """Part → "ok" or what is missing; read from the exporter's thread. A standby without partitions is ready once it is a member."""
+        taking_over = sorted(partition for partition, cycle in list(self._cycles.items()) if not cycle.ready.is_set())
+        return {
+            "membership": "ok" if self._member else "has not joined its group yet",
+            "partitions": f"takes over {taking_over}" if taking_over else "ok",
+        }
 
     def _make_app(self, settings: KafkaSettings) -> faust.App:
         app = faust.App(
@@ -140,6 +149,7 @@ class Worker:
             self._cycles[partition] = cycle
             cycle.start()
         OWNED.set(len(self._cycles))
+        self._member = True
 
     async def _revoked(self, _app: object, revoked: Iterable[Any], **_: object) -> None:
         await self._let_go(sorted({place.partition for place in revoked} & set(self._cycles)))

@@ -5,8 +5,18 @@ Prefix `opentinker_`, base units, counters end in `_total`. Job ids are never la
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
 __all__ = ["LATENCY_BUCKETS_S", "REGISTRY", "WAIT_BUCKETS_S", "counter", "gauge", "histogram", "start_exporter"]
 
@@ -27,8 +37,38 @@ def histogram(name: str, text: str, buckets: tuple[float, ...] = LATENCY_BUCKETS
     return Histogram(f"opentinker_{name}", text, labels, registry=REGISTRY, buckets=buckets)
 
 
-def start_exporter(port: int, host: str = "127.0.0.1") -> None:
-    """Serve `/metrics` from a thread; port 0 switches it off."""
-    if port:
-        start_http_server(port, addr=host, registry=REGISTRY)
-        structlog.get_logger().info("metrics exporter started", port=port)
+def start_exporter(port: int, host: str = "127.0.0.1", ready: Callable[[], dict[str, str]] | None = None) -> None:
+    """Serve `/metrics`, `/health` and `/ready` from a thread; port 0 switches it off.
+
+    `ready` is called from that thread and says part → "ok" or what is missing; anything but "ok" makes `/ready` a 503.
+    """
+    if not port:
+        return
+    scrape = make_wsgi_app(REGISTRY)
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path == "/metrics":
+            return scrape(environ, start_response)
+        if path not in ("/health", "/ready"):
+            start_response("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"see /metrics, /health, /ready"]
+        parts = ready() if ready is not None and path == "/ready" else {}
+        good = all(text == "ok" for text in parts.values())
+        start_response("200 OK" if good else "503 Service Unavailable", [("Content-Type", "application/json")])
+        return [json.dumps({"status": "ok" if good else "unavailable", "parts": parts}).encode()]
+
+    server = make_server(host, port, answer, _Server, handler_class=_SilentHandler)
+    threading.Thread(target=server.serve_forever, name="metrics-exporter", daemon=True).start()
+    structlog.get_logger().info("metrics exporter started", port=port)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _SilentHandler(WSGIRequestHandler):
+    timeout = 5.0  # a peer that connects and says nothing does not keep a thread
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Scrapes are no events."""
