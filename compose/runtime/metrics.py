@@ -49,7 +49,8 @@ def start_exporter(port: int, host: str = "127.0.0.1", ready: Callable[[], dict[
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
-            return scrape(environ, start_response)
+            page: Iterable[bytes] = scrape(environ, start_response)
+            return page
         if path not in ("/health", "/ready"):
             start_response("404 Not Found", [("Content-Type", "text/plain")])
             return [b"see /metrics, /health, /ready"]
