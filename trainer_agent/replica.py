@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import time
@@ -60,6 +61,8 @@ class Replica:
         """From meeting the gang to the last word. Failures are raised; the peers are told their class."""
         hyperparameters_of(self._spec)  # before anyone waits for anyone
         gang = join_gang(self._description)
+        if gang.transport == "shared-memory":  # all replicas share this machine's cores: more threads than cores would only wait for each other
+            torch.set_num_threads(max(1, min(self._description.threads, (os.cpu_count() or 1) // gang.world_size)))
         store = self._open_store() if self._leader else None
         try:
             training = Training(self._spec, self._description.seed, gang)
