@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,7 @@ def _judge(view: JobView) -> bool:
     return all(good for _, good, _ in checks)
 
 
-def _say_how_to_go_on(ports: dict[str, int], key: Path) -> None:
+def _say_how_to_go_on(ports: Mapping[str, int], key: Path) -> None:
     gateway, kafka = f"http://127.0.0.1:{ports['gateway']}", f"127.0.0.1:{ports['kafka']}"
     program = Path(sys.executable).parent / "opentinker"
     click.echo(
