@@ -46,7 +46,7 @@ class Lagged(Exception):
     """The listener was too slow; some entries are gone, and it should read anew."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Subscription:
     """One listener's queue."""
 

@@ -113,10 +113,10 @@ class HttpShell:
             detail = f"no answer within {self._timeout_s:.0f} s; try again"
             await self._instead(scope, receive, exchange, problem(503, detail, headers={"Retry-After": "5"}))
         except Exception:
-            # Starlette has usually answered 500 and logged it; it raises again for the server.
-            if not exchange.status:
-                structlog.get_logger().exception("request failed", path=scope["path"])
-                await self._instead(scope, receive, exchange, problem(500, "the service failed while answering; its log says why"))
+            # Starlette has usually answered 500 and logged it; it raises again for the server. A stream that breaks has no other witness.
+            if exchange.status < 500:
+                structlog.get_logger().exception("request failed", path=scope["path"], status=exchange.status)
+            await self._instead(scope, receive, exchange, problem(500, "the service failed while answering; its log says why"))
 
     async def _instead(self, scope: Scope, receive: Receive, exchange: _Exchange, response: Response) -> None:
         if not exchange.status:

@@ -51,6 +51,7 @@ def build_app(context: GatewayContext, *, key: str) -> ASGIApp:
         description="Submit, watch and cancel training jobs. Every request but the page, /health and /ready needs `Authorization: Bearer KEY`.",
         docs_url=None,  # its page loads scripts from a foreign host
         redoc_url=None,
+        redirect_slashes=False,
         dependencies=[Depends(no_unknown_parameters)],
     )
     add_problem_handlers(app)
@@ -85,6 +86,11 @@ def _add_history_handlers(app: FastAPI) -> None:
         structlog.get_logger().warning("history does not answer", error=repr(error))
         return problem(503, "the registry's database does not answer, so history cannot be shown; try again", headers={"Retry-After": "3"})
 
+    async def on_impossible(_: Request, error: Exception) -> Response:
+        # A NUL character or a number that no column can hold: there is nothing of that name.
+        return problem(404, "there is no such thing: a value holds what no name can hold")
+
+    app.add_exception_handler(asyncpg.DataError, on_impossible)
     kinds = (
         OSError,
         TimeoutError,

@@ -50,7 +50,7 @@ def build_app(
     pool: Any, blobs: BlobStore, *, agent_token: str, hosts: tuple[str, ...], wake: asyncio.Event, faults: Callable[[], dict[str, str]]
 ) -> ASGIApp:
     """The application. `wake` is set after each commit, so that the outbox is published at once; `faults` names background work that is down."""
-    app = FastAPI(title="OpenTinker registry", version="1", docs_url=None, redoc_url=None)
+    app = FastAPI(title="OpenTinker registry", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
     add_problem_handlers(app)
     _add_error_handlers(app)
     read = ReadSide(pool)
@@ -76,7 +76,12 @@ def _add_error_handlers(app: FastAPI) -> None:
         structlog.get_logger().warning("a store does not answer", error=repr(error))
         return problem(503, "the database or the object store does not answer; try again", headers={"Retry-After": "2"})
 
+    async def on_impossible(_: Request, error: Exception) -> Response:
+        # A NUL character or a number that no column can hold.
+        return problem(422, "a value holds what cannot be stored: a NUL character, or a number that is too large")
+
     app.add_exception_handler(RegistryError, on_refusal)
+    app.add_exception_handler(asyncpg.DataError, on_impossible)
     for kind in (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.CannotConnectNowError, BotoCoreError, ClientError):
         app.add_exception_handler(kind, on_unavailable)
 

@@ -125,7 +125,7 @@ async def _ready(port: int, child: asyncio.subprocess.Process, log: Path) -> Non
                 if (await http.get("/ready")).status_code == 200:
                     return
             await asyncio.sleep(0.1)
-    raise AssertionError(f"not ready (exit {child.returncode}):\n{log.read_text()[-3000:]}")
+    raise AssertionError(f"not ready (exit {child.returncode}):\n{log.read_text()[-3000:]}")  # noqa: ASYNC240
 
 
 @pytest.fixture(scope="session")
@@ -139,5 +139,3 @@ async def ingress(stack: Any, api_key_file: Path) -> AsyncIterator[int]:
     }
     async with running(stack, "opentinker.producers.ingress", port, **variables):
         yield port
-
-
