@@ -1,0 +1,247 @@
+"""One agent with real trainers on the real broker: starts, stops, leases, crashes. The test plays the scheduler and the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+import pytest_asyncio
+from agent_world import AgentWorld
+from fake_registry import FakeRegistry
+from opentinker.schemas.messages.reports import AgentStarted, AttemptEnded, AttemptOutcome, AttemptPhase, FailureClass, Heartbeat
+from opentinker.schemas.messages.training import LogLines, TrainingMetrics
+
+if TYPE_CHECKING:
+    from conftest import Stack
+
+pytestmark = pytest.mark.slow
+
+
+def _proc(pid: int, name: str) -> bytes:
+    return Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+ENDLESS = {"stop": {"totalSteps": 10**9}, "checkpoint": {"every": "1s"}}
+
+
+@pytest_asyncio.fixture
+async def world(stack: Stack, tmp_path: Path) -> AsyncIterator[AgentWorld]:
+    registry = FakeRegistry()
+    world = AgentWorld(stack.settings.kafka, tmp_path, registry, stack.environment())
+    await world.open()
+    try:
+        yield world
+    finally:
+        await world.close()
+        registry.close()
+
+
+async def test_an_attempt_runs_to_success_with_metrics_logs_checkpoint_and_report(world: AgentWorld) -> None:
+    started = await world.start_agent()
+    assert started.pool == world.pool
+    assert [(device.index, device.simulated) for device in started.capacity.devices] == [(0, True), (1, True)]
+    assert (started.capacity.cpu_millis, started.capacity.memory_bytes, started.adopted) == (4000, 8 * 2**30, ())
+    await world.start_attempt((0, 1), stop={"totalSteps": 6400})
+    report = await world.until_ended()
+    assert report.outcome is AttemptOutcome.SUCCEEDED, report
+    assert (report.stop_reason, report.global_step, report.ranks, report.exit_codes) == ("TotalSteps", 6400, (0, 1), {0: 0, 1: 0})
+    assert report.model is not None
+    assert (report.model.name, report.model.version) == ("cartpole", 1)
+    begun, committed = world.registry.committed[str(report.checkpoint_id)]
+    assert (begun.global_step, committed.final, committed.outcome, committed.stop_reason) == (6400, True, "Succeeded", "TotalSteps")
+    assert committed.lineage["effective"]["hyperparameters"]["num_envs"] == 4
+    state = json.loads(world.registry.files_of(str(report.checkpoint_id))["state.json"])
+    assert state["updates"] * 32 == 6400 * 2
+    await world.until_phase(None)
+    await world.until(lambda: {sample.replica_rank for sample in world.mine(TrainingMetrics)} == {0, 1}, 10)
+    sample = next(sample for sample in world.mine(TrainingMetrics) if sample.replica_rank == 0)
+    assert {"policy_loss", "value_loss", "entropy", "approx_kl", "env_steps_per_s", "learning_rate", "memory_bytes"} <= set(sample.values)
+    assert not list((world.directory / "parts").glob("*"))
+
+
+async def test_the_agent_is_small_and_its_trainers_inherit_no_secret(world: AgentWorld) -> None:
+    await world.start_agent()
+    await world.start_attempt(**ENDLESS)
+    await world.until_phase(AttemptPhase.RUNNING)
+    assert world.process is not None
+    assert psutil.Process(world.process.pid).memory_info().rss < 150 * 2**20, "torch must not be in it"
+    assert b"torch" not in _proc(world.process.pid, "maps")
+    (pid,) = world.trainer_pids()
+    environment = _proc(pid, "environ")
+    assert b"must-not-leak" not in environment
+    assert [name for name in environment.split(b"\0") if name.startswith(b"OPENTINKER_") and not name.startswith(b"OPENTINKER_PART=")] == []
+    assert b"CUDA_VISIBLE_DEVICES=\0" in environment, "simulated devices are not there"
+    command_line = _proc(pid, "cmdline")
+    assert not any(token.encode() in environment + command_line for token in world.registry.tokens)
+    assert os.getsid(pid) == pid
+
+
+async def test_a_stop_checkpoints_and_ends_the_processes(world: AgentWorld) -> None:
+    await world.start_agent()
+    await world.start_attempt((0, 1), **ENDLESS)
+    await world.until_phase(AttemptPhase.RUNNING)
+    await world.stop_attempt()
+    report = await world.until_ended()
+    assert (report.outcome, report.exit_codes) == (AttemptOutcome.STOPPED, {0: 10, 1: 10})
+    assert report.checkpoint_step == report.global_step > 0
+    assert world.registry.committed[str(report.checkpoint_id)][1].outcome is None, "stopped is not succeeded"
+    assert world.trainer_pids() == []
+
+
+async def test_a_new_attempt_goes_on_from_the_committed_checkpoint(world: AgentWorld) -> None:
+    await world.start_agent()
+    await world.start_attempt(**ENDLESS)
+    await world.until(lambda: len(world.registry.commit_order) >= 1, 40)
+    for pid in world.trainer_pids():
+        os.kill(pid, signal.SIGKILL)
+    report = await world.until_ended()
+    assert (report.outcome, report.failure_class) == (AttemptOutcome.FAILED, FailureClass.INFRASTRUCTURE)
+    checkpoint = str(world.registry.newest(world.job_uid))
+    step = world.registry.committed[checkpoint][0].global_step
+    await world.until_phase(None)
+    await world.start_attempt(number=2, **ENDLESS)
+    await world.until(lambda: any(sample.attempt_number == 2 for sample in world.mine(TrainingMetrics)), 40)
+    first = next(sample for sample in world.mine(TrainingMetrics) if sample.attempt_number == 2)
+    ready = [json.loads(line) for line in world.agent_log().splitlines() if '"trainer ready"' in line]
+    assert [(entry["resume"], entry["global_step"]) for entry in ready] == [("fresh", 0), ("exact", step)]
+    assert first.global_step > step > 0
+
+
+async def test_an_error_of_the_users_environment_is_told_as_such_and_in_the_log(world: AgentWorld) -> None:
+    await world.start_agent()
+    await world.start_attempt((0, 1), environment="NoSuchGame-v1")
+    report = await world.until_ended()
+    assert (report.outcome, report.failure_class) == (AttemptOutcome.FAILED, FailureClass.USER_ERROR)
+    assert "NoSuchGame" in report.message
+    await world.until(lambda: any("NoSuchGame" in line for lines in world.mine(LogLines) for line in lines.lines), 10)
+
+
+async def test_grandchildren_are_gone_before_the_end_is_reported(world: AgentWorld) -> None:
+    await world.start_agent()
+    await world.start_attempt(**ENDLESS)
+    await world.until_phase(AttemptPhase.RUNNING)
+    (pid,) = world.trainer_pids()
+    # A child of the user's environment that left the process group and session, and ignores SIGTERM.
+    environment = dict(pair.split("=", 1) for pair in _proc(pid, "environ").decode().split("\0") if "=" in pair)
+    stray = await asyncio.create_subprocess_exec("sh", "-c", "trap '' TERM; sleep 300; true", env=environment, start_new_session=True)
+    await world.stop_attempt()
+    await world.until_ended()
+    assert stray.returncode is not None or await asyncio.wait_for(stray.wait(), 5) < 0
+
+
+async def test_a_killed_agent_that_comes_back_adopts_its_trainers(world: AgentWorld) -> None:
+    await world.start_agent()
+    await world.start_attempt((0, 1), **ENDLESS)
+    await world.until_phase(AttemptPhase.RUNNING)
+    pids = sorted(world.trainer_pids())
+    await world.kill_agent()
+    started = await world.start_agent()
+    world.new_incarnation()
+    assert [(item.job_uid, item.phase) for item in started.adopted] == [(world.job_uid, AttemptPhase.PAUSED)]
+    beat = await world.until_phase(AttemptPhase.PAUSED)
+    await world.resume_attempt(beat.sequence)
+    beat = await world.until_phase(AttemptPhase.RUNNING)
+    assert sorted(world.trainer_pids()) == pids
+    before = beat.attempts[0].global_step
+    await world.until(lambda: world.mine(Heartbeat)[-1].attempts[0].global_step > before > 0, 20)
+    assert len(world.registry.opened) == 1, "adoption opens nothing anew: the trainers keep their token"
+    await world.stop_attempt()
+    assert (await world.until_ended()).outcome is AttemptOutcome.STOPPED
+
+
+async def test_what_is_left_of_a_broken_gang_is_ended_before_the_node_is_announced(world: AgentWorld) -> None:
+    await world.start_agent()
+    await world.start_attempt((0, 1), **ENDLESS)
+    await world.until_phase(AttemptPhase.RUNNING)
+    await world.kill_agent()
+    os.kill(world.trainer_pids()[0], signal.SIGKILL)
+    started = await world.start_agent()
+    assert started.adopted == ()
+    assert world.trainer_pids() == []
+
+
+async def test_a_report_that_was_not_acknowledged_is_sent_by_the_next_incarnation(world: AgentWorld) -> None:
+    await world.start_agent()
+    await world.start_attempt(stop={"totalSteps": 10**9})
+    await world.until_phase(AttemptPhase.RUNNING)
+    await world.kill_agent()
+    journal = json.loads((world.directory / "journal.json").read_text())
+    report = AttemptEnded(
+        node=world.node, incarnation="0000", pool=world.pool, job_uid=world.job_uid, attempt_number=1, lease_epoch=1, ranks=(0,),
+        outcome=AttemptOutcome.SUCCEEDED, stop_reason="TotalSteps",
+    )  # fmt: skip
+    for pid in world.trainer_pids():
+        os.kill(pid, signal.SIGKILL)
+    (world.directory / "journal.json").write_text(json.dumps(journal | {"entries": [], "reports": [report.model_dump(mode="json")]}))
+    await world.start_agent()
+    kinds = [type(message) for message in world.seen if isinstance(message, (AgentStarted, AttemptEnded)) and message.node == world.node]
+    assert kinds == [AgentStarted, AttemptEnded, AgentStarted], "before the node is announced, or the attempt would be called lost"
+    assert json.loads((world.directory / "journal.json").read_text())["reports"] == []
+
+
+async def test_a_stopped_agent_stops_its_trainers_with_a_checkpoint(world: AgentWorld) -> None:
+    await world.start_agent()
+    await world.start_attempt(**ENDLESS)
+    await world.until_phase(AttemptPhase.RUNNING)
+    assert await world.stop_agent() == 0
+    report = await world.until_ended(5)
+    assert (report.outcome, world.trainer_pids()) == (AttemptOutcome.STOPPED, [])
+    assert report.checkpoint_step > 0
+
+
+async def test_a_frozen_agent_pauses_its_trainers_until_told_to_resume(world: AgentWorld) -> None:
+    await world.start_agent(OPENTINKER_AGENT__LEASE_TIMEOUT_S="3", OPENTINKER_AGENT__LEASE_MARGIN_S="1")
+    await world.start_attempt(**ENDLESS)
+    await world.until_phase(AttemptPhase.RUNNING)
+    assert world.process is not None
+    world.process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(3.5)  # the lease is over: no commit, no step
+    commits = len(world.registry.commit_order)
+    (pid,) = world.trainer_pids()
+    cpu = psutil.Process(pid).cpu_times()
+    await asyncio.sleep(2)
+    later = psutil.Process(pid).cpu_times()
+    assert len(world.registry.commit_order) == commits
+    assert later.user + later.system - cpu.user - cpu.system < 0.5, "it sleeps"
+    world.process.send_signal(signal.SIGCONT)
+    beat = await world.until_phase(AttemptPhase.PAUSED)
+    await world.resume_attempt(beat.sequence)
+    beat = await world.until_phase(AttemptPhase.RUNNING)
+    await world.until(lambda: len(world.registry.commit_order) > commits, 20)
+
+
+async def test_a_fenced_attempt_is_not_started(world: AgentWorld) -> None:
+    await world.start_agent()
+    world.registry.fence[world.job_uid] = (7, 7)
+    await world.start_attempt()
+    report = await world.until_ended()
+    assert (report.outcome, report.failure_class) == (AttemptOutcome.FAILED, FailureClass.START_FAILED)
+    assert world.trainer_pids() == []
+
+
+async def test_a_registry_that_is_away_for_a_moment_delays_a_start_and_a_commit(world: AgentWorld) -> None:
+    await world.start_agent()
+    failures = iter([503, 500, 503])
+    world.registry.fault = lambda method, path: next(failures, None)
+    await world.start_attempt(stop={"totalSteps": 1280})
+    report = await world.until_ended()
+    assert report.outcome is AttemptOutcome.SUCCEEDED
+    assert next(failures, "used up") == "used up"
+
+
+async def test_a_second_agent_in_the_same_folder_is_refused_in_words(world: AgentWorld) -> None:
+    await world.start_agent()
+    first = world.process
+    environment = {"OPENTINKER_AGENT__DIRECTORY": str(world.directory)}
+    with pytest.raises(AssertionError, match="another agent runs in"):
+        await asyncio.wait_for(world.start_agent(**environment), 40)
+    assert world.process is not None
+    assert await world.process.wait() == 2
+    world.process = first
