@@ -63,7 +63,7 @@ def _job_of(effects: Effects, command: commands.SubmitJob, order: int, tracepare
         name=command.name,
         pool=command.pool,
         labels=command.labels,
-        spec=spec.model_dump(mode="json", by_alias=True, exclude_none=True),
+        spec=spec.model_dump(mode="json", by_alias=True, exclude_unset=True),
         spec_digest=command.spec_digest,
         submitted_by=command.submitted_by,
         traceparent=traceparent,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, field_serializer
 
 from ..manifest import JobSpec
 from ..records import Message
@@ -22,6 +24,11 @@ class SubmitJob(Message):
     spec: JobSpec
     spec_digest: Digest
     submitted_by: Text
+
+    @field_serializer("spec")
+    def _as_asked(self, spec: JobSpec) -> dict[str, Any]:
+        # Defaults are left out, so that every reader can tell what was asked for from what was filled in.
+        return spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 class CancelJob(Message):
