@@ -145,7 +145,7 @@ def test_seeds_of_different_purposes_differ_and_are_stable() -> None:
 
 
 def test_an_unknown_environment_is_a_sentence_for_the_user() -> None:
-    with pytest.raises(EnvironmentFailedError, match=r"spec\.environment: 'CartPol-v1' cannot be made"):
+    with pytest.raises(EnvironmentFailedError, match=r"spec\.environment: 'CartPol-v1' cannot be found"):
         make_vector("CartPol-v1", 1)
 
 

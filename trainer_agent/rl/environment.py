@@ -12,6 +12,7 @@ The environment is seeded once, at the first reset (TRAINING-NOTES 12).
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,10 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-__all__ = ["EnvironmentFailedError", "EnvironmentState", "SameStepCartPole", "Step", "VectorStepper", "derive_seed", "make_vector"]
+__all__ = ["EnvironmentFailedError", "EnvironmentState", "SameStepCartPole", "Step", "VectorStepper", "derive_seed", "make_vector", "registered"]
 
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
@@ -98,18 +100,29 @@ class SameStepCartPole(gym.vector.VectorWrapper):  # type: ignore[misc]
         return core.state.T.astype(np.float32)  # type: ignore[no-any-return]
 
 
+def registered(environment_id: str) -> EnvSpec:
+    """Gymnasium's entry for an id; `module:Id-v0` imports the module first, as gymnasium.make does. Raises EnvironmentFailedError."""
+    module, _, name = environment_id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        return gym.spec(name)
+    except Exception as error:
+        raise EnvironmentFailedError(f"spec.environment: {environment_id!r} cannot be found: {type(error).__name__}: {error}") from error
+
+
 def make_vector(environment_id: str, num_envs: int, kwargs: Mapping[str, Any] | None = None) -> VectorEnv[Any, Any, Any]:
     """`num_envs` copies of a Gymnasium environment: natively batched where it offers that, else stepped one after another.
 
     Raises EnvironmentFailedError with a sentence for the user.
     """
     options = dict(kwargs or {})
+    spec = registered(environment_id)
     try:
-        spec = gym.spec(environment_id)
         if spec.vector_entry_point is not None:
-            vector = gym.make_vec(environment_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **options)
+            vector = gym.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **options)
             return SameStepCartPole(vector) if type(vector.unwrapped) is CartPoleVectorEnv else vector
-        make: Callable[[], gym.Env[Any, Any]] = lambda: gym.make(environment_id, **options)  # noqa: E731
+        make: Callable[[], gym.Env[Any, Any]] = lambda: gym.make(spec, **options)  # noqa: E731
         return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     except Exception as error:
         raise EnvironmentFailedError(f"spec.environment: {environment_id!r} cannot be made: {type(error).__name__}: {error}") from error

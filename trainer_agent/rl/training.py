@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import gymnasium as gym
 import numpy as np
 import torch
 from opentinker.schemas.algorithms import PPOHyperparameters, effective_hyperparameters
 from opentinker.schemas.errors import FieldError, InvalidManifest
 from opentinker.schemas.manifest import JobSpec
 from opentinker.trainer_agent.rl.checkpoint import pack, pack_environment, unpack
-from opentinker.trainer_agent.rl.environment import VectorStepper, derive_seed, make_vector
+from opentinker.trainer_agent.rl.environment import VectorStepper, derive_seed, make_vector, registered
 from opentinker.trainer_agent.rl.gang import Gang, PeerLostError, share
 from opentinker.trainer_agent.rl.policy import ActorCritic
 from opentinker.trainer_agent.rl.ppo import PPO, Losses
@@ -64,7 +63,7 @@ class Training:
         generator = torch.Generator().manual_seed(derive_seed(seed, _SEED_WEIGHTS))  # the same on every rank, so that weights start equal
         policy = ActorCritic(vector.single_observation_space, vector.single_action_space, self.config, generator)
         self.learner = PPO(self.config, policy, self.stepper, gang, seed)
-        threshold = gym.spec(spec.environment.id).reward_threshold
+        threshold = registered(spec.environment.id).reward_threshold
         self.plan: StopPlan = plan_stop(spec.stop, None if threshold is None else float(threshold))
         self.progress = Progress(window=self.plan.window)
 
