@@ -100,7 +100,12 @@ def get(kind: str, name: str | None, namespace: str, all_namespaces: bool, phase
         elif kind == "nodes":
             _print_nodes(client.nodes(), output)
         elif kind == "models":
-            _print_rows(client.models(namespace), ("namespace", "name", "lastVersion", "createdAt"), output, "no models yet: a job that completes registers one")
+            _print_rows(
+                client.models(namespace),
+                ("namespace", "name", "lastVersion", "createdAt"),
+                output,
+                "no models yet: a job that completes registers one",
+            )
         else:
             _print_rows(client.algorithms(), ("name", "description"), output, "no algorithms")
 

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+import click
 from opentinker.schemas.quantities import format_duration
 
 from ..client import Client, JobView, UnreachableError
@@ -64,7 +65,7 @@ def watch_job(client: Client, job: str, namespace: str, timeout_s: float | None 
 
                 live.update(Text(text))
             elif (shown := text.rsplit(" │ ", 1)[0]) != last:
-                out.print(text)
+                click.echo(text, err=True)
                 last = shown
             if view is not None and view.status.terminal:
                 return view

@@ -61,7 +61,8 @@ def place(effects: Effects, job: Job, plan: Plan) -> None:
         address=state.nodes[plan.shares[0].node].address,
         port=plan.port,
         placed_at=effects.now,
-        training=job.training,
+        # It begins where the newest checkpoint is: steps behind that one are lost, and counted once.
+        training=replace(job.training, global_step=job.training.checkpoint_step, env_steps_per_s=0, mean_return_milli=None),
     )
     state.put(attempt)
     fields = {

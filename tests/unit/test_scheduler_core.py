@@ -431,3 +431,24 @@ class TestTables:
 
 def tick_of(world: World) -> Tick:
     return Tick(partition=0, worker="w", sequence=world.offset, sent_ms=0)
+
+
+class TestProgress:
+    def test_a_new_attempt_begins_at_the_checkpoint_and_counts_steps_once(self, world: World) -> None:
+        world.agent("node-1")
+        uid = world.submit()
+        world.beat("node-1", world.progress(uid, global_step=900, checkpoint_step=600, checkpoint_id="c", episodes=9, mean_return=20.0))
+        world.ended("node-1", uid, AttemptOutcome.FAILED, FailureClass.INFRASTRUCTURE, global_step=950)
+        assert world.status(uid).progress.global_step == 950
+        world.tick(3)
+        assert world.job(uid).attempt_number == 2
+        assert world.status(uid).progress.global_step == 600
+        world.beat("node-1", world.progress(uid, global_step=700))
+        assert world.status(uid).progress.global_step == 700
+
+    def test_an_older_report_of_the_same_attempt_does_not_turn_progress_back(self, world: World) -> None:
+        world.agent("node-1")
+        uid = world.submit()
+        world.beat("node-1", world.progress(uid, global_step=900))
+        world.beat("node-1", world.progress(uid, global_step=800))
+        assert world.status(uid).progress.global_step == 900
