@@ -90,7 +90,7 @@ class AgentLine(Line):
     def __init__(self, directory: Path, hello: Hello, lease_valid_until_ns: int, grace_s: float) -> None:
         super().__init__(lease_valid_until_ns)
         self._directory, self._hello, self._grace_ns = directory, hello, int(grace_s * 1e9)
-        self._queue: deque[bytes] = deque(maxlen=_QUEUE_MAX)
+        self._queue: deque[tuple[bytes, bool]] = deque(maxlen=_QUEUE_MAX)  # lines, and whether each is a sample
         self._newest: dict[str, bytes] = {}  # by type, to be said again after a reconnect
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -101,9 +101,10 @@ class AgentLine(Line):
 
     def send(self, event: BaseModel) -> None:
         line = encode_line(event)
+        sample = isinstance(event, MetricsSample)
         with self._lock:
-            self._queue.append(line)
-            if not isinstance(event, MetricsSample):
+            self._queue.append((line, sample))
+            if not sample:
                 self._newest[type(event).__name__] = line
         self._wake()
 
@@ -121,7 +122,9 @@ class AgentLine(Line):
             try:
                 with connect_in(self._directory) as connection:
                     with self._lock:
-                        self._queue = deque([encode_line(self._hello), *self._newest.values()], maxlen=_QUEUE_MAX)
+                        first = [(line, False) for line in (encode_line(self._hello), *self._newest.values())]
+                        samples = [entry for entry in self._queue if entry[1]]
+                        self._queue = deque([*first, *samples][:_QUEUE_MAX], maxlen=_QUEUE_MAX)
                     if self._serve(connection):
                         return
             except OSError:
@@ -144,7 +147,7 @@ class AgentLine(Line):
                 os.read(self._wake_read, 4096)
             while self._queue:
                 with self._lock:
-                    line = self._queue.popleft()
+                    line, _ = self._queue.popleft()
                 connection.sendall(line)
             if connection in readable:
                 data = connection.recv(65536)
