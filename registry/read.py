@@ -15,7 +15,7 @@ from .database import open_pool
 __all__ = ["MetricPoint", "ReadSide", "open_read_side"]
 
 _POINTS_MAX = 2_000
-_LINES_MAX = 5_000
+_LINES_MAX = 10_000
 _PAGE_MAX = 500
 
 # Points of one metric as they count: where a later attempt went on from a checkpoint, what the earlier one did beyond it is left out.

@@ -44,7 +44,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     return files
 
 
-def build_app(context: GatewayContext, *, key: str) -> ASGIApp:
+def build_app(context: GatewayContext) -> ASGIApp:
     app = FastAPI(
         title="OpenTinker gateway",
         version="1",
@@ -56,7 +56,6 @@ def build_app(context: GatewayContext, *, key: str) -> ASGIApp:
     )
     add_problem_handlers(app)
     _add_history_handlers(app)
-    # Streams first: /v1/jobs/stream must not be taken for a job of that name.
     for router in (stream_routes(context), submit_routes(context), job_routes(context), cluster_routes(context)):
         app.include_router(router)
 
@@ -70,7 +69,7 @@ def build_app(context: GatewayContext, *, key: str) -> ASGIApp:
         app.add_api_route(path, _file(content, kind), methods=["GET", "HEAD"], include_in_schema=False)
     settings = context.settings.gateway
     hosts = host_names(settings.host, settings.url.partition("//")[2].partition("/")[0].partition(":")[0], *settings.hosts)
-    guarded = KeyGuard(app, key=key, open_paths={"/health", "/ready", *files})
+    guarded = KeyGuard(app, key=context.api_key, open_paths={"/health", "/ready", *files})
     return HttpShell(guarded, hosts=hosts, body_bytes_max=MANIFEST_BYTES_MAX, timeout_s=_TIMEOUT_S, page_policy=dict.fromkeys(files, _PAGE_POLICY))
 
 

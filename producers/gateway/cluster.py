@@ -62,7 +62,7 @@ def cluster_routes(context: GatewayContext) -> APIRouter:
         first, _, second = cursor.partition("/")
         rows = await context.read.models(namespace=namespace, after=(first, second), limit=limit)
         items = [
-            {"namespace": row["namespace"], "name": row["name"], "lastVersion": row["last_version"], "createdAt": row["created_at"].isoformat()}
+            {"namespace": row["namespace"], "name": row["name"], "latestVersion": row["last_version"], "createdAt": row["created_at"].isoformat()}
             for row in rows
         ]
         return JSONResponse({"items": items, "cursor": f"{rows[-1]['namespace']}/{rows[-1]['name']}" if len(rows) == limit else None})

@@ -30,6 +30,7 @@ class GatewayContext:
     read: ReadSide
     http: httpx.AsyncClient
     environments: frozenset[str]
+    api_key: str  # which the scheduler's replica asks for, too
     registry_token: str | None  # None: this gateway gives no download URLs
     stop: asyncio.Event
     in_flight: dict[str, asyncio.Future[None]] = field(default_factory=dict)  # submissions by uid that wait for Kafka's ack

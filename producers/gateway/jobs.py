@@ -118,9 +118,12 @@ async def ask_replica(context: GatewayContext, path: str, last_known: dict[str, 
     """What the scheduler's read replica answers. Raises ProblemError 503 if it does not, with what is known anyway."""
     url = context.settings.scheduler.replica_url
     try:
-        answer = await context.http.get(url.rstrip("/") + path, timeout=NEIGHBOUR_TIMEOUT_S)
-        if answer.status_code < 500:
-            return JSONResponse(answer.json(), answer.status_code)
+        headers = {"Authorization": f"Bearer {context.api_key}"}
+        answer = await context.http.get(url.rstrip("/") + path, headers=headers, timeout=NEIGHBOUR_TIMEOUT_S)
+        if answer.status_code == 404:
+            raise ProblemError(404, str(answer.json().get("detail", "the scheduler knows no such thing")), lastKnown=last_known)
+        if answer.status_code < 400:
+            return JSONResponse(answer.json())
         reason = f"answers {answer.status_code}"
     except (httpx.HTTPError, ValueError) as error:
         reason = f"does not answer ({type(error).__name__})"
@@ -164,11 +167,11 @@ def number(value: float | str) -> float | str:
 def log_line_view(line: dict[str, Any]) -> dict[str, Any]:
     return {
         "attempt": line["attempt_number"],
-        "rank": line["replica_rank"],
+        "replicaRank": line["replica_rank"],
         "stream": line["stream"],
         "node": line["node"],
         "time": iso(line["time_ms"]),
-        "line": line["line_number"],
+        "lineNumber": line["line_number"],
         "text": line["text"],
         "dropped": line["dropped"],
     }

@@ -41,10 +41,11 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
             read=read,
             http=http,
             environments=environment_ids(),
+            api_key=key,
             registry_token=_registry_token(settings),
             stop=stop,
         )
-        await serve(build_app(context, key=key), settings.gateway.host, settings.gateway.port, stop)
+        await serve(build_app(context), settings.gateway.host, settings.gateway.port, stop)
 
 
 def _registry_token(settings: Settings) -> str | None:

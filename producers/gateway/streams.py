@@ -1,11 +1,13 @@
 """Server-sent events: jobs, metrics and log lines as they come.
 
-Heartbeat comments keep proxies and readers awake; a metric's event id is its place on the topic, so a reader that was away goes on from `Last-Event-ID`, or
-is told once to read anew (`resync`). Queues are bounded: who is too slow gets a `resync` too. A dropped stream changes nothing.
+Heartbeat comments keep proxies and readers awake; a metric's event id is its place on the topic, so a reader that was away goes on from `Last-Event-ID`,
+or is told once to read anew (`resync`). Queues are bounded: who is too slow gets a `resync` too. Streams of a job that is over end with `end`. A dropped
+stream changes nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
@@ -25,8 +27,10 @@ from .jobs import Namespace, log_line_view, number
 __all__ = ["stream_routes"]
 
 _HEARTBEAT_S = 10  # proxies cut quiet connections at 30 to 60 s
+_QUIET_END_S = 3  # a job that is over and says nothing for this long has said everything
 _STREAMS_MAX = 500  # each holds a task and a bounded queue
-_LOST = "event: resync\ndata: {}\n\n"
+_RESYNC = 'event: resync\ndata: {"resync":true}\n\n'
+_END = "event: end\ndata: {}\n\n"
 
 _STREAMS = gauge("gateway_streams", "Open event streams")
 
@@ -35,14 +39,14 @@ def stream_routes(context: GatewayContext) -> APIRouter:
     router = APIRouter()
     streams = _Streams(context)
 
-    @router.get("/v1/jobs/stream", response_class=StreamingResponse)
+    @router.get("/v1/watch/jobs", response_class=StreamingResponse)
     async def jobs(namespace: Annotated[str | None, Query(max_length=63)] = None) -> Response:
         """Every change of a job, as it becomes known. Read the list first; after a reconnect read it again."""
 
         def frame(entry: Entry[JobStatus]) -> str:
             return "" if namespace not in (None, entry.item.namespace) else _frame("job", job_view(entry.item))
 
-        return streams.open(("jobs", ""), lambda subscription: streams.follow(subscription, frame))
+        return streams.open(("jobs", ""), lambda subscription: streams.follow(subscription, frame, None))
 
     @router.get("/v1/jobs/{job}/metrics/stream", response_class=StreamingResponse)
     async def metrics(job: str, request: Request, namespace: Namespace = "default", rank: Annotated[int, Query(ge=0, lt=4096)] = 0) -> Response:
@@ -55,7 +59,7 @@ def stream_routes(context: GatewayContext) -> APIRouter:
     async def logs(
         job: str,
         namespace: Namespace = "default",
-        lines: Annotated[int, Query(ge=1, le=5000)] = 200,
+        tail: Annotated[int, Query(ge=0, le=10_000, description="lines from the end")] = 200,
         rank: Annotated[int | None, Query(ge=0, lt=4096)] = None,
         attempt: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
         follow: bool = False,
@@ -63,12 +67,12 @@ def stream_routes(context: GatewayContext) -> APIRouter:
         """The newest lines of a job's output; with `follow`, an event stream that goes on."""
         job_uid = (await context.job(job, namespace)).job_uid
 
-        async def tail() -> list[dict[str, Any]]:
-            return [log_line_view(line) for line in await context.read.log_tail(job_uid, lines=lines, rank=rank, attempt=attempt)]
+        async def lines() -> list[dict[str, Any]]:
+            return [log_line_view(line) for line in await context.read.log_tail(job_uid, lines=tail, rank=rank, attempt=attempt)]
 
         if not follow:
-            return JSONResponse({"items": await tail()})
-        return streams.open(("logs", job_uid), lambda subscription: _logs(streams, subscription, tail, rank, attempt))
+            return JSONResponse({"items": await lines()})
+        return streams.open(("logs", job_uid), lambda subscription: _logs(streams, subscription, lines, job_uid, rank, attempt))
 
     return router
 
@@ -98,22 +102,30 @@ class _Streams:
             self._open -= 1
             _STREAMS.set(self._open)
 
-    async def follow(self, subscription: Subscription, frame: Callable[[Entry[Any]], str]) -> AsyncIterator[str]:
-        """Frames of entries as they come, with heartbeats; ends with the service."""
+    async def follow(self, subscription: Subscription, frame: Callable[[Entry[Any]], str], job_uid: str | None) -> AsyncIterator[str]:
+        """Frames of entries as they come, with heartbeats; ends with the service, and with the job if one is named."""
         quiet_s = 0
         while not self._context.stop.is_set():
             try:
                 entry = await subscription.next(1.0)
             except Lagged:
-                yield _LOST
+                yield _RESYNC
                 continue
-            text = frame(entry) if entry is not None else ""
-            quiet_s = 0 if text else quiet_s + (1 if entry is None else 0)
-            if text:
-                yield text
-            elif quiet_s >= _HEARTBEAT_S:
+            if entry is not None:
                 quiet_s = 0
+                if text := frame(entry):
+                    yield text
+                continue
+            quiet_s += 1
+            if job_uid is not None and quiet_s >= _QUIET_END_S and self._over(job_uid):
+                yield _END
+                return
+            if quiet_s % _HEARTBEAT_S == 0:
                 yield ": still here\n\n"
+
+    def _over(self, job_uid: str) -> bool:
+        status = self._context.feed.jobs.get(job_uid)
+        return status is None or status.phase.terminal
 
 
 async def _metrics(
@@ -132,39 +144,56 @@ async def _metrics(
         position = parse_position(last_event_id)
         missed = context.feed.metrics.after(job_uid, position) if position else None
         if missed is None:
-            yield _LOST
+            yield _RESYNC
         for entry in missed or ():
             if text := frame(entry):
                 yield text
-    async for text in streams.follow(subscription, frame):
+    async for text in streams.follow(subscription, frame, job_uid):
         yield text
 
 
-async def _logs(streams: _Streams, subscription: Subscription, tail: Callable[[], Any], rank: int | None, attempt: int | None) -> AsyncIterator[str]:
-    """The tail, then new lines, each once: the live topic and the database overlap."""
+async def _logs(
+    streams: _Streams, subscription: Subscription, tail: Callable[[], Any], job_uid: str, rank: int | None, attempt: int | None
+) -> AsyncIterator[str]:
+    """The tail, then new lines, each once: the live topic and the database overlap. One event holds lines that follow each other."""
     sent: dict[tuple[int, int, str], int] = {}
 
     def fresh(line: dict[str, Any]) -> bool:
-        place = (line["attempt"], line["rank"], line["stream"])
-        if line["line"] <= sent.get(place, -1):
+        place = _place(line)
+        if line["lineNumber"] <= sent.get(place, -1):
             return False
-        sent[place] = line["line"]
+        sent[place] = line["lineNumber"]
         return True
+
+    def frames(lines: list[dict[str, Any]]) -> str:
+        blocks = itertools.groupby([line for line in lines if fresh(line)], key=_place)
+        return "".join(_frame("lines", _block_of(list(block))) for _, block in blocks)
 
     def frame(entry: Entry[LogLines]) -> str:
         block = entry.item
         if rank not in (None, block.replica_rank) or attempt not in (None, block.attempt_number):
             return ""
-        lines = [line for line in _block_view(block) if fresh(line)]
-        return _frame("lines", {"items": lines}, entry.position) if lines else ""
+        return frames(_lines_of(block))
 
-    history = await tail()
-    yield _frame("lines", {"items": [line for line in history if fresh(line)]})
-    async for text in streams.follow(subscription, frame):
+    if text := frames(await tail()):
+        yield text
+    async for text in streams.follow(subscription, frame, job_uid):
         yield text
 
 
-def _block_view(block: LogLines) -> list[dict[str, Any]]:
+def _place(line: dict[str, Any]) -> tuple[int, int, str]:
+    return line["attempt"], line["replicaRank"], line["stream"]
+
+
+def _block_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Lines of one replica's stream as one object."""
+    first = lines[0]
+    shared = {name: first[name] for name in ("attempt", "replicaRank", "stream", "node", "time")}
+    texts = [line["text"] for line in lines]
+    return shared | {"firstLine": first["lineNumber"], "dropped": sum(line["dropped"] for line in lines), "lines": texts}
+
+
+def _lines_of(block: LogLines) -> list[dict[str, Any]]:
     return [
         log_line_view(
             {
@@ -185,7 +214,7 @@ def _block_view(block: LogLines) -> list[dict[str, Any]]:
 def _sample_view(sample: TrainingMetrics) -> dict[str, Any]:
     return {
         "attempt": sample.attempt_number,
-        "rank": sample.replica_rank,
+        "replicaRank": sample.replica_rank,
         "node": sample.node,
         "globalStep": sample.global_step,
         "update": sample.update,

@@ -57,10 +57,17 @@ def submit_routes(context: GatewayContext) -> APIRouter:
         except InvalidMessage as error:
             _SUBMISSIONS.labels("invalid").inc()
             raise ProblemError(422, error.errors[0].text(), error.errors) from None
-        repeat = _judge(context, command)
+        conflict: str | None = None
+        try:
+            repeat = _judge(context, command)
+        except ProblemError as error:
+            if not dry_run:
+                _SUBMISSIONS.labels("conflict").inc()
+                raise
+            conflict = error.detail
         if dry_run:
             _SUBMISSIONS.labels("dry-run").inc()
-            return JSONResponse({"dryRun": True, "effective": effective_rows(document, context.environments)})
+            return JSONResponse({"dryRun": True, "effective": effective_rows(document, context.environments), "conflict": conflict})
         with structlog.contextvars.bound_contextvars(job_uid=command.job_uid):
             if repeat is Repeat.NEW:
                 await _accept(context, command, ce_id, request.headers.get("traceparent", ""))
@@ -74,9 +81,11 @@ def submit_routes(context: GatewayContext) -> APIRouter:
         return JSONResponse(job_view(status), 202, headers)
 
     @router.post("/v1/jobs/{job}/cancel", status_code=202)
-    async def cancel(job: str, request: Request, namespace: str = Query("default", max_length=63)) -> Response:
-        """Cancel a job by uid or name. It is asked to checkpoint and stop."""
-        return JSONResponse(job_view(await _cancel(context, job, namespace, await _reason(request), request)), 202)
+    async def cancel(
+        job: str, request: Request, namespace: str = Query("default", max_length=63), reason: str = Query("", max_length=1000)
+    ) -> Response:
+        """Cancel a job by uid or name. It is asked to checkpoint and stop. `reason`, here or in a JSON body, goes into its history."""
+        return JSONResponse(job_view(await _cancel(context, job, namespace, await _reason(request) or reason, request)), 202)
 
     @router.delete("/v1/jobs/{job}", status_code=202)
     async def delete(job: str, request: Request, namespace: str = Query("default", max_length=63)) -> Response:
@@ -125,13 +134,11 @@ def _judge(context: GatewayContext, command: SubmitJob) -> Repeat:
     namesake = jobs.known_name(command.namespace, command.name)
     repeat = judge_repeat(command, jobs.known(command.job_uid), namesake)
     if repeat is Repeat.OTHER_PAYLOAD:
-        _SUBMISSIONS.labels("conflict").inc()
         message = f"was used for another manifest (job {command.job_uid})"
         error = FieldError(field="header Idempotency-Key", message=message, remedy="use a new key for each manifest")
         raise ProblemError(422, error.text(), [error], jobUid=command.job_uid)
     if repeat is Repeat.NAME_TAKEN:
         assert namesake is not None
-        _SUBMISSIONS.labels("conflict").inc()
         message = f"{command.name} is the name of live job {namesake.job_uid}"
         error = FieldError(field="metadata.name", message=message, remedy="cancel that job or choose another name")
         raise ProblemError(409, error.text(), [error], jobUid=namesake.job_uid)
