@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Replica", "join_gang"]
 
 _PROGRESS_INTERVAL_S = 0.5
+_LOG_INTERVAL_S = 10.0
 _METRICS_INTERVAL_S = 1.0  # a bounded rate: long runs make millions of iterations
 _STOP, _FENCED, _CHECKPOINT, _ELAPSED = range(4)  # places in the record that the replicas exchange at a boundary
 
@@ -53,7 +54,7 @@ class Replica:
         self._spec = _spec_of(description)
         torch.set_num_threads(description.threads)
         self._paused_s = 0.0
-        self._last_progress = self._last_metrics = 0.0
+        self._last_progress = self._last_metrics = self._last_said = 0.0
         self._steps_at_progress = 0
         self._cpu_at_metrics = (time.monotonic(), time.process_time())
 
@@ -131,6 +132,8 @@ class Replica:
             publication = self._publication(training, files, "final", stop_reason)
             self._report_now(training)
             model = publisher.finish(publication)
+        progress = training.progress
+        self._say(f"ended at step {progress.global_step:,} after {progress.updates:,} updates, weights sha256:{training.weights_sha256()}")
         succeeded = stop_reason is not None
         stopped_by = "the agent is gone" if self._line.agent_lost else "told to stop"
         message = f"training ended by {stop_reason}" if succeeded else stopped_by
@@ -205,6 +208,13 @@ class Replica:
             effective=training.effective(),
         )
         self._line.send(ready)
+        begins = "begins" if resume == "fresh" else f"resumed at step {training.progress.global_step:,} ({resume})"
+        what = f"{self._spec.algorithm} on {self._spec.environment.id}, gradients by {training.gang.transport}, {platform.node()}"
+        self._say(f"of {training.gang.world_size} {begins}: pid {os.getpid()}, {what}, weights sha256:{training.weights_sha256()}")
+
+    def _say(self, text: str) -> None:
+        """A line of the job's log."""
+        print(f"rank {self._description.rank} {text}", flush=True)  # noqa: T201
 
     def _report(self, training: Training, report: IterationReport) -> None:
         """Tell progress and metrics, at bounded rates."""
@@ -214,6 +224,10 @@ class Replica:
         ending.mean_return = progress.mean_return
         if now - self._last_progress >= _PROGRESS_INTERVAL_S:
             self._report_now(training)
+        if self._leader and now - self._last_said >= _LOG_INTERVAL_S:
+            self._last_said = now
+            mean = "no episode ended yet" if progress.mean_return is None else f"mean return {progress.mean_return:.1f}"
+            self._say(f"at step {progress.global_step:,}: {progress.episodes:,} episodes, {mean}")
         if now - self._last_metrics >= _METRICS_INTERVAL_S:
             self._last_metrics = now
             values = self._process_figures() | (_training_figures(training, report) if self._leader else {})

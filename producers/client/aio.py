@@ -83,6 +83,13 @@ class AsyncClient:
     async def models(self, namespace: str = "default") -> list[dict[str, Any]]:
         return _items(await self._send(calls.list_models(namespace)))
 
+    async def model_version(self, name: str, version: int, namespace: str = "default") -> dict[str, Any]:
+        """A version with its lineage, metrics and files."""
+        return await self._object(calls.model_version(name, version, namespace))
+
+    async def checkpoints(self, job: str, namespace: str = "default") -> list[dict[str, Any]]:
+        return _items(await self._send(calls.job_checkpoints(job, namespace)))
+
     async def algorithms(self) -> list[dict[str, Any]]:
         return _items(await self._send(calls.list_algorithms()))
 

@@ -22,6 +22,7 @@ __all__ = [
     "explain_job",
     "failure_of",
     "get_job",
+    "job_checkpoints",
     "job_events",
     "job_logs",
     "job_metrics",
@@ -30,6 +31,7 @@ __all__ = [
     "list_models",
     "list_nodes",
     "may_retry",
+    "model_version",
     "submit_job",
 ]
 
@@ -98,6 +100,14 @@ def list_nodes() -> Call:
 
 def list_models(namespace: str = "default") -> Call:
     return Call(method="GET", path="/v1/models", params={"namespace": namespace})
+
+
+def model_version(name: str, version: int, namespace: str = "default") -> Call:
+    return Call(method="GET", path=f"/v1/models/{_segment(namespace)}/{_segment(name)}/versions/{version}")
+
+
+def job_checkpoints(job: str, namespace: str = "default") -> Call:
+    return _job("GET", job, "/checkpoints", namespace)
 
 
 def list_algorithms() -> Call:

@@ -70,6 +70,13 @@ class Client:
     def models(self, namespace: str = "default") -> list[dict[str, Any]]:
         return self._run(self._client.models(namespace))
 
+    def model_version(self, name: str, version: int, namespace: str = "default") -> dict[str, Any]:
+        """A version with its lineage, metrics and files."""
+        return self._run(self._client.model_version(name, version, namespace))
+
+    def checkpoints(self, job: str, namespace: str = "default") -> list[dict[str, Any]]:
+        return self._run(self._client.checkpoints(job, namespace))
+
     def algorithms(self) -> list[dict[str, Any]]:
         return self._run(self._client.algorithms())
 
