@@ -55,6 +55,7 @@ export class Chart {
     const lost = this.points.length - finite.length;
     this.note.textContent = this.points.length === 0 ? say("noPoints") : lost ? say("nan", { n: count(lost) }) : "";
     this.svg.replaceChildren();
+    this.svg.toggleAttribute("hidden", !this.points.length);
     if (!this.points.length) return;
     const steps = [this.points[0][0], Math.max(this.points.at(-1)[0], this.points[0][0] + 1)];
     const values = finite.length ? range(finite.map((point) => point[1])) : [0, 1];

@@ -26,13 +26,13 @@ export class JobPanel {
   build() {
     this.title = make("h2");
     this.phase = make("span", { class: "phase" });
-    this.cancel = make("button", { type: "button", class: "danger", onClick: () => this.ask() }, say("cancel"));
+    this.cancel = make("button", { type: "button", class: "danger", disabled: true, onClick: () => this.ask() }, say("cancel"));
     this.notice = make("p", { role: "status", hidden: true });
     this.callout = make("div", { class: "callout", hidden: true });
     this.facts = make("dl");
     this.names = make("select", { "aria-label": say("metric"), onChange: () => this.show(this.names.value) });
     this.chart = new Chart(say("mean"));
-    this.lines = make("pre", { tabindex: "0", role: "log", "aria-label": say("logs") });
+    this.lines = make("pre", { hidden: true, tabindex: "0", role: "log", "aria-label": say("logs") });
     this.noLines = make("p", { class: "why" }, say("noLogs"));
     this.command = make("code");
     const close = make("button", { type: "button", onClick: () => this.on.close() }, say("close"));
@@ -164,6 +164,7 @@ export class JobPanel {
   block(block) {
     const atEnd = this.lines.scrollHeight - this.lines.scrollTop - this.lines.clientHeight < 40;
     this.noLines.hidden = true;
+    this.lines.hidden = false;
     if (block.dropped) this.lines.append(make("span", { class: "who" }, `${say("dropped", { n: count(block.dropped) })}\n`));
     for (const text of block.lines) {
       const kind = block.stream === "stderr" ? "stderr" : "";

@@ -7,7 +7,10 @@ import { amount, count, moment, phaseWord, say } from "./text.js";
 const PAGE = 100;
 const PAINT_MS = 250; // changes in between are painted together
 const PHASES = ["Pending", "Starting", "Running", "Stopping", "Completed", "Failed", "Cancelled"];
-const COLUMNS = [["name"], ["namespace"], ["phase"], ["replicas", "number"], ["steps", "number"], ["speed", "number"], ["mean", "number"], ["model"], ["age"]];
+const COLUMNS = [
+  ["name", "name"], ["namespace", "extra"], ["phase"], ["replicas", "number"], ["steps", "number"], ["speed", "number extra"], ["mean", "number"], ["model", "extra"],
+  ["age", "extra"],
+];
 
 export class JobList {
   /** heard(): something came; lost(error): nothing comes; open(uid): a row was chosen; changed(view): the chosen job changed. */
@@ -145,8 +148,8 @@ function newRow(open) {
   const button = make("button", { type: "button" });
   const phase = make("span", { class: "phase" });
   const why = make("div", { class: "why" });
-  cells[0].append(button);
-  cells[2].append(phase, why);
+  cells[0].append(button, why);
+  cells[2].append(phase);
   return { element: make("tr", { onClick: open }, ...cells), cells, button, phase, why, view: null };
 }
 

@@ -13,7 +13,7 @@ const WORDS = {
     why: "Why it waits", ended: "How it ended", position: "Position {n} in its pool", attempt: "Attempt", nodes: "Nodes", pool: "Pool", episodes: "Episodes", eta: "Time left",
     checkpoint: "Checkpoint", atStep: "at step {n}", stop: "Stopped by", uid: "Uid", settings: "Settings", algorithm: "Algorithm", environment: "Environment",
     seed: "Seed", metric: "Metric", noPoints: "No samples yet.", logs: "Output", noLogs: "No output yet.", dropped: "({n} lines left out)", command: "The same in a terminal",
-    step: "step", value: "value", nan: "{n} samples are not finite", gone: "This job is not known here (any more).", none: "none", of: "of {n}",
+    step: "step", value: "value", nan: "Samples that are not finite: {n}", gone: "This job is not known here (any more).", none: "none", of: "of {n}",
     phases: { Pending: "Pending", Starting: "Starting", Running: "Running", Stopping: "Stopping", Completed: "Completed", Failed: "Failed", Cancelled: "Cancelled" },
   },
   zh: {
@@ -28,7 +28,7 @@ const WORDS = {
     why: "等待原因", ended: "结束情况", position: "在资源池中排第 {n} 位", attempt: "尝试", nodes: "节点", pool: "资源池", episodes: "回合数", eta: "剩余时间",
     checkpoint: "检查点", atStep: "第 {n} 步", stop: "停止规则", uid: "唯一标识", settings: "设置", algorithm: "算法", environment: "环境",
     seed: "随机种子", metric: "指标", noPoints: "还没有采样。", logs: "输出", noLogs: "还没有输出。", dropped: "(省略 {n} 行)", command: "终端中的等价命令",
-    step: "步", value: "值", nan: "{n} 个采样不是有限数", gone: "此处(不再)知道这个任务。", none: "无", of: "共 {n}",
+    step: "步", value: "值", nan: "非有限数采样:{n}", gone: "此处(不再)知道这个任务。", none: "无", of: "共 {n}",
     phases: { Pending: "等待", Starting: "启动中", Running: "运行中", Stopping: "停止中", Completed: "完成", Failed: "失败", Cancelled: "已取消" },
   },
 };
@@ -44,10 +44,11 @@ export function say(name, parts = {}) {
 
 export const phaseWord = (phase) => words.phases[phase] || phase;
 
-const counts = new Intl.NumberFormat(language);
-const short = new Intl.NumberFormat(language, { maximumSignificantDigits: 5 });
-const times = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const dates = new Intl.DateTimeFormat(language, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+const locale = navigator.language || "en"; // numbers and times as this browser writes them
+const counts = new Intl.NumberFormat(locale);
+const short = new Intl.NumberFormat(locale, { maximumSignificantDigits: 5 });
+const times = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const dates = new Intl.DateTimeFormat(locale, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
 
 export const count = (value) => (value === null || value === undefined ? "" : counts.format(value));
 export const amount = (value) => (typeof value === "number" ? short.format(value) : value === null || value === undefined ? "" : String(value));
