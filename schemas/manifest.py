@@ -197,7 +197,7 @@ def parse_manifest(document: object, environments: Collection[str] | None = None
         others = [found for found in field_errors(error, TrainingJob) if found.field.removeprefix("spec.") not in later]
         raise InvalidManifest(errors + others) from None
     try:
-        effective_hyperparameters(job.spec.algorithm, job.spec.hyperparameters)
+        errors.extend(_shares(job.spec))
     except InvalidManifest as error:
         errors.extend(error.errors)
     identifier = job.spec.environment.id
@@ -208,6 +208,18 @@ def parse_manifest(document: object, environments: Collection[str] | None = None
     if errors:
         raise InvalidManifest(errors)
     return job
+
+
+def _shares(spec: JobSpec) -> list[FieldError]:
+    """Every replica must get at least one environment and one transition of a minibatch: both are global."""
+    effective = effective_hyperparameters(spec.algorithm, spec.hyperparameters)
+    found = []
+    for name in ("num_envs", "batch_size"):
+        value = getattr(effective, name, None)
+        if value is not None and value < spec.replicas:
+            message = f"{spec.replicas} replicas would share {name} {value}, which is for the whole gang"
+            found.append(FieldError(field="spec.replicas", message=message, remedy=f"ask for at most {value}, or raise spec.hyperparameters.{name}"))
+    return found
 
 
 def spec_digest(job: TrainingJob) -> str:

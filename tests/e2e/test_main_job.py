@@ -150,7 +150,7 @@ def test_a_job_that_cannot_be_placed_says_why_and_moves_when_it_can(full_stack: 
     assert "needs 4 × (1 GPU, 1 CPU, 1 GiB); pool default has 0 free GPUs" in explained
     ok(opentinker(full_stack, "cancel", first))
     ok(opentinker(full_stack, "watch", second))
-    large = submit(full_stack, replicas=100)
+    large = submit(full_stack, replicas=32)
     assert "TooLarge" in until(
         lambda: job(full_stack, large)["status"]["reason"] != "Submitted" and ok(opentinker(full_stack, "explain", large)), "a reason"
     )

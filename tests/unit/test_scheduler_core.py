@@ -72,7 +72,7 @@ class TestGangs:
 
     def test_a_job_too_large_keeps_nobody_waiting(self, world: World) -> None:
         world.agent("node-1")
-        large = world.submit("large", replicas=100)
+        large = world.submit("large", replicas=32)
         small = world.submit("small")
         assert world.job(large).unschedulable is UnschedulableReason.TOO_LARGE
         assert world.job(small).phase is JobPhase.STARTING

@@ -30,6 +30,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("spec.replicas", 0, "spec.replicas: must be at least 1, got 0"),
         ("spec.replicas", "4", "spec.replicas: must be a whole number, got '4'"),
         ("spec.replicas", 10**9, "spec.replicas: must be at most 512"),
+        ("spec.replicas", 64, "spec.replicas: 64 replicas would share num_envs 32, which is for the whole gang; ask for at most 32, or raise"),
         ("spec.replica", 3, "spec.replica: unknown key; did you mean replicas?"),
         ("spec.resources.gpus", 1, "spec.resources.gpus: unknown key; did you mean gpu?"),
         ("spec.resources.gpu", 0.5, "spec.resources.gpu: must be a whole number of GPUs, got 0.5"),
