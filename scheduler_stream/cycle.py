@@ -37,6 +37,7 @@ __all__ = ["KafkaInputs", "PartitionCycle"]
 _QUEUE_MAX = 4096  # inputs delivered and not yet stepped; above it Faust's stream waits
 _BATCH_INPUTS_MAX = 64
 _BATCH_BYTES_MAX = 512 * 1024
+_RECORD_BYTES = 2 * 2**20  # outputs of one record, after which the next begins; a single step may make more
 _IDLE_RECORD_S = 5.0  # a group without change or output is written at most this often
 _CATCH_UP_CHUNK = 2_000  # inputs read at a time after a takeover
 _TRIM_INTERVAL_S = 3_600.0
@@ -242,20 +243,29 @@ class PartitionCycle:
         return complete
 
     async def _cycle(self, journal: Journal, records: list[InputRecord], fast: FastLane, status: StatusLane) -> None:
-        """(2) Step, (3, 4) append, (5) hand over for publishing."""
-        assert self._state is not None
+        """(2) Step, (3, 4) append, (5) hand over for publishing. Much output makes several records of one batch."""
         changed: dict[tuple[str, str], Change] = {(change.kind, change.id): change for change in self._unwritten}
         outputs: list[JournalOutput] = []
+        size = 0
         for record in records:
-            made = self._step(record)
-            changed.update(((change.kind, change.id), change) for change in made[0])
-            outputs += made[1]
+            changes, made = self._step(record)
+            changed.update(((change.kind, change.id), change) for change in changes)
+            outputs += made
+            size += sum(len(output.value) for output in made)
             before = self._positions.get(record.topic)
             self._positions[record.topic] = span_of(record, before.through + 1 if before else 0)
+            if size > _RECORD_BYTES:
+                await self._write(journal, changed, outputs, fast, status)
+                changed, outputs, size = {}, [], 0
         significant = outputs or any(kind not in ("clock", "lease") for kind, _ in changed)
-        if not significant and time.monotonic() - self._written_at < _IDLE_RECORD_S:
+        if significant or time.monotonic() - self._written_at >= _IDLE_RECORD_S:
+            await self._write(journal, changed, outputs, fast, status)
+        else:
             self._unwritten = list(changed.values())  # ticks and plain heartbeats: stepping them again after a crash gives the same
-            return
+
+    async def _write(
+        self, journal: Journal, changed: dict[tuple[str, str], Change], outputs: list[JournalOutput], fast: FastLane, status: StatusLane
+    ) -> None:
         offset = await journal.append(self._positions, list(changed.values()), outputs)
         self._unwritten, self._written_at = [], time.monotonic()
         await fast.hand_over(offset, outputs)

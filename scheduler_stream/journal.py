@@ -29,6 +29,7 @@ __all__ = ["APPEND_TIMEOUT_S", "Journal"]
 
 APPEND_TIMEOUT_S = 5.0  # below the session timeout: a worker without its journal is gone before another one starts
 _SWEEP_ENTITIES_MIN = 8
+_SWEEP_BYTES_MAX = 256 * 1024  # of large entities fewer are carried; one always is, so that every sweep ends
 
 
 class Journal:
@@ -85,10 +86,14 @@ class Journal:
             self._sweep = self._state.entity_keys()[::-1]
             self._sweep_began = ReplayFrom(self.last + 1, self.owner_epoch)
             self._sweeping = True
-        packed = []
+        packed: list[PackedChange] = []
+        size = 0
         for _ in range(min(len(self._sweep), max(_SWEEP_ENTITIES_MIN, changed))):
             kind, id = self._sweep.pop()
             value = self._state.get(kind, id)
             if value is not None:
                 packed.append(encode_change(Change(kind, id, value)))
+                size += len(packed[-1][2] or b"")
+            if size > _SWEEP_BYTES_MAX:
+                break
         return tuple(packed), not self._sweep

@@ -36,7 +36,7 @@ __all__ = [
     "spec_digest",
 ]
 
-MANIFEST_BYTES_MAX = 262_144  # what fits in a Kubernetes annotation, so that one manifest can go through every door
+MANIFEST_BYTES_MAX = 65_536  # a manifest is a few kilobytes; a gang's placements repeat it for every node, and one journal record holds them all
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _NOT_BUILT = {
     "minReplicas", "evaluation", "code", "env", "datasets", "initFrom", "pools", "priorityClass", "priority", "preemptible", "nodeSelector",

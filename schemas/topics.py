@@ -56,6 +56,10 @@ _DAY_MS = 24 * _HOUR_MS
 _MIB = 2**20
 
 
+# The largest step: 256 + 512 commands (see the scheduler's policy) that each repeat a manifest of 64 KiB, and what changed.
+JOURNAL_BYTES_MAX = 64 * _MIB
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
     """How one topic is made. `partitions` "inputs": the count of the scheduler's inputs."""
@@ -102,7 +106,7 @@ _TABLE = (
     Topic(name=ADMIN, key="pool", written_by="administrators", read_by="scheduler", messages=(admin.CordonNode, admin.UncordonNode),
           retention_ms=30 * _DAY_MS, log_append_time=True, partitions="inputs", dead_letters=True, summary="Configuration of pools and nodes"),
     Topic(name=JOURNAL, key="none", written_by="scheduler, one writer a partition", read_by="scheduler, its read replica", messages=(),
-          retention_ms=-1, log_append_time=True, partitions="inputs", message_bytes_max=8 * _MIB, summary="What was decided, before anyone sees it"),
+          retention_ms=-1, log_append_time=True, partitions="inputs", message_bytes_max=JOURNAL_BYTES_MAX, summary="What was decided, before anyone sees it"),
     Topic(name=PLACEMENTS, key="job_uid", written_by="scheduler", read_by="agents",
           messages=(placements.StartAttempt, placements.StopAttempt, placements.ResumeAttempt),
           retention_ms=2 * _DAY_MS, log_append_time=True, summary="What agents shall run and stop"),

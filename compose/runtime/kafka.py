@@ -17,7 +17,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaConnectionError, TopicAlreadyExistsError, for_code
 from aiokafka.structs import ConsumerRecord
 from opentinker.schemas.records import InputRecord, OutputRecord
-from opentinker.schemas.topics import topic_table
+from opentinker.schemas.topics import JOURNAL_BYTES_MAX, topic_table
 
 from .settings import KafkaSettings
 
@@ -37,8 +37,7 @@ __all__ = [
     "wait_for_broker",
 ]
 
-# What a gang of 315 needs in one status record is far below this; a dead letter carries a whole request of 4 MiB.
-_REQUEST_BYTES_MAX = 16 * 2**20
+_REQUEST_BYTES_MAX = JOURNAL_BYTES_MAX + 2**20  # the largest record there is, and its frame
 _SEND_TIMEOUT_MS = 5_000  # a send without an answer in this time ends its process, which a supervisor restarts
 
 T = TypeVar("T")
@@ -215,5 +214,7 @@ async def _compare(admin: AIOKafkaAdminClient, table: dict[str, tuple[int, dict[
             problems += [f"topic {name} has {key}={actual.get(key)}, not {value}" for key, value in wanted.items() if actual.get(key) != value]
     if problems:
         raise TopicMismatchError(
-            "; ".join(problems) + ". Set OPENTINKER_KAFKA__PARTITIONS to the existing count, or change the topics with Kafka's own tools"
+            "; ".join(problems)
+            + ". Set OPENTINKER_KAFKA__PARTITIONS to the existing count, change the topics with Kafka's own tools, or drop a local stack's data"
+            " with opentinker up --fresh"
         )

@@ -11,6 +11,7 @@ __all__ = [
     "BACKOFF_BASE_MS",
     "BACKOFF_MAX_MS",
     "CLOCK_STEP_MAX_MS",
+    "COMMANDS_PER_STEP_MAX",
     "COMMAND_RESEND_MS",
     "COMMAND_VALID_MS",
     "CORE_VERSION",
@@ -36,4 +37,5 @@ TERMINAL_KEPT_MS: Final = 25 * 3_600_000  # uids are remembered for longer than 
 # Bounds of one step: what is left over is taken up by the next input, a tick at the latest.
 TIMERS_PER_STEP_MAX: Final = 64
 FITS_PER_STEP_MAX: Final = 32
+COMMANDS_PER_STEP_MAX: Final = 256  # then no further gang is placed in this step: each command repeats its manifest
 REASONS_PER_STEP_MAX: Final = 64

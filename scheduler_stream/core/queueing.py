@@ -22,7 +22,7 @@ from .effects import Effects
 from .entities import Job, Requirement
 from .fit import find_plan
 from .lifecycle import JobMove
-from .policy import FITS_PER_STEP_MAX, REASONS_PER_STEP_MAX
+from .policy import COMMANDS_PER_STEP_MAX, FITS_PER_STEP_MAX, REASONS_PER_STEP_MAX
 
 __all__ = ["cancel", "describe_requirement", "release_backoff", "schedule", "submit"]
 
@@ -115,7 +115,7 @@ def schedule(effects: Effects) -> None:
     """Place what fits, oldest first, in every pool that has candidates; then mend outdated reasons."""
     budget = FITS_PER_STEP_MAX
     for pool in sorted(effects.state.queues):
-        while budget > 0 and (job := _next_candidate(effects, pool)) is not None:
+        while budget > 0 and len(effects.outputs) < COMMANDS_PER_STEP_MAX and (job := _next_candidate(effects, pool)) is not None:
             budget -= 1
             _try(effects, pool, job)
     _refresh_reasons(effects)

@@ -62,10 +62,12 @@ class World:
                 return
 
     def agent(self, name: str, gpus: int = 1, cpu: int = 2, incarnation: str = "1", **fields: Any) -> StepResult:
-        capacity = NodeCapacity(cpu_millis=cpu * 1000, memory_bytes=4 * 2**30, devices=tuple(Device(index=i, simulated=True) for i in range(gpus)))
+        capacity = NodeCapacity(
+            cpu_millis=cpu * 1000, memory_bytes=max(4, gpus) * 2**30, devices=tuple(Device(index=i, simulated=True) for i in range(gpus))
+        )
         report = AgentStarted(
             node=name, incarnation=incarnation, pool="default", boot_id="b", agent_version="0", capacity=capacity, address="127.0.0.1",
-            port_low=29500, port_high=29510, **fields,
+            port_low=29500, port_high=29510 + gpus, **fields,
         )  # fmt: skip
         return self.put(report)
 

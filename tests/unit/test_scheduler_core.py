@@ -452,3 +452,23 @@ class TestProgress:
         world.beat("node-1", world.progress(uid, global_step=900))
         world.beat("node-1", world.progress(uid, global_step=800))
         assert world.status(uid).progress.global_step == 900
+
+
+class TestBounds:
+    def test_one_step_places_a_bounded_number_of_commands_and_the_next_goes_on(self, world: World) -> None:
+        world.agent("node-1", gpus=1, cpu=1000)
+        blocker = world.submit("blocker")
+        waiting = [world.submit(f"job-{number}", gpu=0, cpu=1) for number in range(3)]
+        assert all(world.job(uid).phase is JobPhase.STARTING for uid in waiting)
+        queued = [world.submit(f"gpu-{number}") for number in range(200)]
+        world.cancel(blocker)
+        world.agent("big", gpus=300, cpu=300)
+
+        def placed() -> int:
+            return sum(world.job(uid).attempt_number for uid in queued)
+
+        first = placed()
+        assert 0 < first < 200
+        for _ in range(20):
+            world.tick()
+        assert placed() == 200

@@ -229,3 +229,18 @@ def test_a_record_survives_its_encoding() -> None:
         outputs=(JournalOutput("t", "k", b"\xff\x00", (("h", b"\xfe"),), 5),), replay_from=ReplayFrom(1, 0), published_fast=2, published_status=-1,
     )  # fmt: skip
     assert decode_record(encode_record(record)) == record
+
+
+async def test_large_entities_do_not_make_records_too_large_and_sweeps_still_end() -> None:
+    log, world = MemoryLog(), World()
+    owned = await own(log)
+    for number in range(20):
+        uid = world.submit(f"job-{number}", environment={"id": "CartPole-v1", "kwargs": {"padding": "x" * 60_000}})
+        owned.fold.state.load("job", uid, world.job(uid))
+        await owned.journal.append({}, [Change("job", uid, world.job(uid))], [])
+    owned.fold.state.load("clock", "clock", world.state.clock)
+    for _ in range(60):
+        await owned.journal.append({}, [Change("clock", "clock", world.state.clock)], [])
+    assert max(len(value) for value in log.records.values()) < 2**20
+    assert (await find_replay_from(log)).replay_from.offset > 20
+    assert (await own(log, worker="next")).fold.state.hash() == world.state.hash()
