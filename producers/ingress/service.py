@@ -34,7 +34,7 @@ _GROUP = "opentinker-ingress"
 _START_TIMEOUT_S = 60.0
 _VIEW_TIMEOUT_S = 30.0
 _POLL_MS = 200
-_BATCH = 100  # requests at a time: even 100 manifests of 256 KiB are handled far within the 2 s in which a reply is due
+_BATCH = 100  # requests at a time: even 100 manifests of 64 KiB are handled far within the 2 s in which a reply is due
 _ASSIGNED = gauge("ingress_partitions", "Partitions of the public topic that this process reads")
 
 
