@@ -27,7 +27,11 @@ _UP = gauge("kafka_writer_up", "Whether commands can be written: 1 or 0")
 
 
 class KafkaUnavailable(Exception):
-    """Kafka has not acknowledged. Nothing is known to be written; the same id may be sent again."""
+    """Kafka has not acknowledged. `sent`: the records may have reached it all the same; sending the same ids again is safe."""
+
+    def __init__(self, text: str, *, sent: bool) -> None:
+        super().__init__(text)
+        self.sent = sent
 
 
 class CommandWriter:
@@ -58,18 +62,18 @@ class CommandWriter:
         """Write and wait until Kafka has acked every record. Raises KafkaUnavailable."""
         sender = self._producer
         if sender is None:
-            raise KafkaUnavailable("Kafka does not answer")
+            raise KafkaUnavailable("Kafka does not answer", sent=False)
         try:
             async with asyncio.timeout(_ACK_TIMEOUT_S + 1):
                 futures = [await send(sender, record) for record in records]
                 await asyncio.gather(*futures)
         except MessageSizeTooLargeError as error:
-            raise KafkaUnavailable(f"a record is too large: {error}") from error
+            raise KafkaUnavailable(f"a record is too large: {error}", sent=False) from error
         except (KafkaError, OSError, TimeoutError) as error:
             structlog.get_logger().warning("Kafka did not acknowledge", error=repr(error))
             if self._producer is sender:
                 self._renew()
-            raise KafkaUnavailable("Kafka does not acknowledge") from error
+            raise KafkaUnavailable("Kafka does not acknowledge", sent=True) from error
 
     def _renew(self) -> None:
         old, self._producer = self._producer, None

@@ -53,7 +53,8 @@ def submit_routes(context: GatewayContext) -> APIRouter:
         """Submit a TrainingJob manifest as JSON or YAML. `Idempotency-Key` makes repeating safe for at least 24 hours."""
         document = await _document(request)
         try:
-            command, ce_id = _command(context, document, _idempotency_key(request))
+            key = _idempotency_key(request) or str(uuid.uuid4())
+            command, ce_id = _command(context, document, key)
         except InvalidMessage as error:
             _SUBMISSIONS.labels("invalid").inc()
             raise ProblemError(422, error.errors[0].text(), error.errors) from None
@@ -70,13 +71,13 @@ def submit_routes(context: GatewayContext) -> APIRouter:
             return JSONResponse({"dryRun": True, "effective": effective_rows(document, context.environments), "conflict": conflict})
         with structlog.contextvars.bound_contextvars(job_uid=command.job_uid):
             if repeat is Repeat.NEW:
-                await _accept(context, command, ce_id, request.headers.get("traceparent", ""))
+                await _accept(context, command, ce_id, key, request.headers.get("traceparent", ""))
             else:
                 await _wait_for_first(context, command.job_uid)
         _SUBMISSIONS.labels("accepted" if repeat is Repeat.NEW else "repeated").inc()
         status = context.feed.jobs.get(command.job_uid)
         if status is None:  # the first submission of this key has just failed
-            raise _unavailable()
+            raise _unavailable(key)
         headers = {"Location": f"/v1/jobs/{command.job_uid}"} | ({} if repeat is Repeat.NEW else {"Idempotent-Replayed": "true"})
         return JSONResponse(job_view(status), 202, headers)
 
@@ -122,9 +123,9 @@ def _idempotency_key(request: Request) -> str | None:
     return key
 
 
-def _command(context: GatewayContext, document: object, key: str | None) -> tuple[SubmitJob, str]:
+def _command(context: GatewayContext, document: object, key: str) -> tuple[SubmitJob, str]:
     """The command and its `ce_id`, which carries the namespace: the same key in two namespaces is two jobs."""
-    ce_id = f"{namespace_of(document)}:{key or uuid.uuid4()}"
+    ce_id = f"{namespace_of(document)}:{key}"
     return plan_submission(document, ce_source=SOURCE, ce_id=ce_id, submitted_by=_WHO, environments=context.environments), ce_id
 
 
@@ -145,7 +146,7 @@ def _judge(context: GatewayContext, command: SubmitJob) -> Repeat:
     return repeat
 
 
-async def _accept(context: GatewayContext, command: SubmitJob, ce_id: str, traceparent: str) -> None:
+async def _accept(context: GatewayContext, command: SubmitJob, ce_id: str, key: str, traceparent: str) -> None:
     """Write the command. The provisional entry holds key and name meanwhile; it goes again if Kafka does not take the command."""
     now_ms = time.time_ns() // 1_000_000
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -157,12 +158,12 @@ async def _accept(context: GatewayContext, command: SubmitJob, ce_id: str, trace
                 command, ce_id=ce_id, ce_source=SOURCE, time_ms=now_ms, traceparent=own, partitions=context.settings.kafka.partitions
             )
             await context.writer.write([record])
-    except KafkaUnavailable:
+    except KafkaUnavailable as error:
         known = context.feed.jobs.get(command.job_uid)
         if known is not None and known.revision == 0:
             context.feed.jobs.remove(command.job_uid)
         _SUBMISSIONS.labels("unavailable").inc()
-        raise _unavailable() from None
+        raise _unavailable(key if error.sent else None) from None
     finally:
         del context.in_flight[command.job_uid]
         done.set_result(None)
@@ -207,12 +208,17 @@ async def _cancel(context: GatewayContext, job: str, namespace: str, reason: str
         )
         try:
             await context.writer.write([record])
-        except KafkaUnavailable:
-            raise _unavailable() from None
+        except KafkaUnavailable as error:
+            raise _unavailable(None if not error.sent else "") from None
         structlog.get_logger().info("cancellation accepted")
     return context.feed.jobs.get(status.job_uid) or status
 
 
-def _unavailable() -> ProblemError:
-    detail = "Kafka does not acknowledge, so nothing was accepted; try again, with the same Idempotency-Key if you sent one"
-    return ProblemError(503, detail, headers={"Retry-After": _RETRY_AFTER_S})
+def _unavailable(key: str | None) -> ProblemError:
+    """503. `key` None: nothing left this process. Otherwise the command may have reached Kafka, and the key makes repeating it safe."""
+    if key is None:
+        return ProblemError(503, "Kafka does not answer, so nothing was accepted; try again", headers={"Retry-After": _RETRY_AFTER_S})
+    detail = "Kafka has not acknowledged in time, so it is not known whether this was accepted; send the same again"
+    if not key:  # a cancellation, which may be repeated as it is
+        return ProblemError(503, detail, headers={"Retry-After": _RETRY_AFTER_S})
+    return ProblemError(503, f"{detail} with Idempotency-Key: {key}", headers={"Retry-After": _RETRY_AFTER_S}, idempotencyKey=key)

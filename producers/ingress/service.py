@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import structlog
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError
 from fastapi import FastAPI
 from opentinker.compose.runtime.http import add_health, add_problem_handlers, metrics_response, serve
@@ -46,12 +46,13 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
     environments = environment_ids()
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(_producer(settings))
-        reader = await stack.enter_async_context(_consumer(settings))
+        membership = _Membership()
+        reader = await stack.enter_async_context(_consumer(settings, membership))
         feed = LiveFeed(settings.kafka, "ingress-view", tails=False)
         tasks = [asyncio.create_task(feed.run())]
         stack.push_async_callback(_end, tasks)
         if settings.ingress.metrics_port:
-            tasks.append(asyncio.create_task(serve(_probe_app(feed, reader), "127.0.0.1", settings.ingress.metrics_port, stop)))
+            tasks.append(asyncio.create_task(serve(_probe_app(feed, membership), "127.0.0.1", settings.ingress.metrics_port, stop)))
         await _view_complete(feed, stop)
         handler = RequestHandler(partitions=settings.kafka.partitions, authority=authority, environments=environments, feed=feed, producer=sender)
         structlog.get_logger().info("ingress started", trusted_namespaces=sorted(authority.trusted_namespaces))
@@ -65,7 +66,6 @@ async def _answer_until(stop: asyncio.Event, reader: AIOKafkaConsumer, handler: 
         except UnicodeDecodeError:
             await read_carefully(reader, handler)
             continue
-        _ASSIGNED.set(len(reader.assignment()))
         records = [input_record(record) for batch in found.values() for record in batch]
         if not records:
             continue
@@ -87,7 +87,22 @@ async def _view_complete(feed: LiveFeed, stop: asyncio.Event) -> None:
         structlog.get_logger().warning("the view of jobs is not complete; names are judged by the scheduler alone until it is")
 
 
-def _probe_app(feed: LiveFeed, reader: AIOKafkaConsumer) -> HttpShell:
+class _Membership(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """Whether the group has told this process what it reads, be it nothing because others read it all."""
+
+    def __init__(self) -> None:
+        self.joined = False
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        self.joined = False
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        self.joined = True
+        _ASSIGNED.set(len(assigned))
+        structlog.get_logger().info("partitions assigned", partitions=sorted(place.partition for place in assigned))
+
+
+def _probe_app(feed: LiveFeed, membership: _Membership) -> HttpShell:
     app = FastAPI(title="OpenTinker ingress", docs_url=None, redoc_url=None, openapi_url=None)
     add_problem_handlers(app)
 
@@ -97,8 +112,7 @@ def _probe_app(feed: LiveFeed, reader: AIOKafkaConsumer) -> HttpShell:
                 await feed.answers()
         except Exception as error:
             return {"kafka": f"does not answer ({type(error).__name__})"}
-        # Another member may hold every partition; being in the group is enough.
-        return {"kafka": "ok", "group": "ok" if reader.assignment() is not None else "has not joined yet"}
+        return {"kafka": "ok", "group": "ok" if membership.joined else "has not joined yet"}
 
     add_health(app, "ingress", probe)
     app.add_api_route("/metrics", metrics_response, methods=["GET"])
@@ -125,8 +139,9 @@ async def _producer(settings: Settings) -> AsyncIterator[AIOKafkaProducer]:
 
 
 @contextlib.asynccontextmanager
-async def _consumer(settings: Settings) -> AsyncIterator[AIOKafkaConsumer]:
-    reader = consumer(settings.kafka, "ingress", _GROUP, REQUESTS)
+async def _consumer(settings: Settings, membership: _Membership) -> AsyncIterator[AIOKafkaConsumer]:
+    reader = consumer(settings.kafka, "ingress", _GROUP)
+    reader.subscribe([REQUESTS], listener=membership)
     await reader.start()
     try:
         yield reader

@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from opentinker.schemas.manifest import MANIFEST_BYTES_MAX
+
 __all__ = ["BAD_MANIFESTS", "BadManifest", "good_manifest"]
 
 
@@ -90,6 +92,6 @@ BAD_MANIFESTS = (
     _case("invalid UTF-8", _GOOD.replace(b"good", b"go\xff\xfe"), "", "is not valid UTF-8"),
     _case("a key twice", _GOOD.replace(b'"environment"', b'"algorithm": "PPO", "environment"'), "algorithm", "stands twice"),
     _case("not a number", _GOOD.replace(b'"spec": {', b'"spec": {"seed": NaN, '), "", "NaN is no JSON number"),
-    _case("nested without end", b'{"spec":' * 25_000 + b"1" + b"}" * 25_000, "", "is"),
-    _case("2 MB", json.dumps(_changed("metadata.labels", {"x": "y" * 2_000_000})).encode(), "", "more than 262,144"),
+    _case("nested without end", b'{"spec":' * 5_000 + b"1" + b"}" * 5_000, "", "is nested too deeply"),
+    _case("2 MB", json.dumps(_changed("metadata.labels", {"x": "y" * 2_000_000})).encode(), "", f"more than {MANIFEST_BYTES_MAX:,}"),
 )  # fmt: skip

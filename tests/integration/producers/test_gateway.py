@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -585,6 +587,35 @@ async def test_it_exports_metrics_with_zeros(gateway: httpx.AsyncClient) -> None
 
 
 # Without its neighbours
+
+
+@pytest.mark.slow
+async def test_a_frozen_broker_is_told_and_repeating_is_one_job(stack: Any, gateway: httpx.AsyncClient, commands: Topic) -> None:
+    """The command may be in the socket of a broker that does not answer: the answer says so, and names the key that makes a repetition safe."""
+    broker = json.loads((stack.home / "run" / "pids" / "kafka.json").read_text())["pid"]
+    document = good_manifest(unique())
+    os.kill(broker, signal.SIGSTOP)
+    try:
+        first = await gateway.post("/v1/jobs", json=document)
+        assert (first.status_code, first.headers["retry-after"]) == (503, "5")
+        key = first.json()["idempotencyKey"]
+        second = await gateway.post("/v1/jobs", json=document, headers={"Idempotency-Key": key})
+        assert second.status_code == 503
+        assert (await gateway.get("/health")).status_code == 200
+        assert (await gateway.get("/ready")).status_code == 503
+    finally:
+        os.kill(broker, signal.SIGCONT)
+    async with asyncio.timeout(60):
+        while True:
+            answer = await gateway.post("/v1/jobs", json=document, headers={"Idempotency-Key": key})
+            if answer.status_code != 503:
+                break
+            await asyncio.sleep(0.5)
+    assert answer.status_code == 202
+    uid = answer.json()["metadata"]["uid"]
+    await commands.wait_for(lambda record: header(record, "ce_subject") == uid)
+    assert {header(record, "ce_id") for record in commands.records if header(record, "ce_subject") == uid} == {f"default:{key}"}
+    await until(gateway, "/ready", lambda _: True)
 
 
 async def test_without_kafka_nothing_is_accepted(stack: Any, tmp_path: Path, api_key_file: Path) -> None:

@@ -22,7 +22,7 @@ from opentinker.schemas.messages import CancelJob, DeadLettered, JobAccepted, Jo
 from opentinker.schemas.records import InputRecord, decode, encode, job_uid_of
 from opentinker.schemas.topics import ALERTS, COMMANDS, REPLIES, REQUESTS, STATUS, accepted_types, dead_letter_topic, partition_of
 
-from .conftest import API_KEY, Topic, following, header, unique
+from .conftest import API_KEY, Topic, following, free_port, header, running, unique
 
 SUBMIT = "io.opentinker.SubmitTrainingJob.v1"
 CANCEL = "io.opentinker.CancelTrainingJob.v1"
@@ -319,3 +319,43 @@ async def test_it_says_how_it_fares(ingress: int) -> None:
         metrics = (await http.get("/metrics")).text
     assert 'opentinker_ingress_requests_total{outcome="accepted"}' in metrics
     assert 'opentinker_live_jobs{phase="Pending"}' in metrics
+
+
+@pytest.mark.slow
+async def test_a_killed_ingress_loses_and_doubles_nothing(
+    stack: Any, api_key_file: Any, ingress: int, sender: AIOKafkaProducer, replies: Topic, commands: Topic
+) -> None:
+    """A second member takes its share of the partitions and dies by kill -9 in the middle: everything is answered, each request is one job."""
+    port = free_port()
+    variables = {
+        "OPENTINKER_INGRESS__METRICS_PORT": str(port),
+        "OPENTINKER_INGRESS__TRUSTED_NAMESPACES": '["default"]',
+        "OPENTINKER_GATEWAY__API_KEY_FILE": str(api_key_file),
+    }
+    asked = {unique("req"): unique() for _ in range(200)}
+    async with running(stack, "opentinker.producers.ingress", port, **variables) as child:
+        for number, (ce_id, name) in enumerate(asked.items()):
+            await sender.send(REQUESTS, body(name), partition=number % 4, headers=headers(ce_id))
+            if number == 100:
+                child.kill()
+        await sender.flush()
+    accepted: dict[str, set[str]] = {}
+
+    def is_ours(record: InputRecord) -> bool:
+        return record.key is not None and record.key.decode() in asked
+
+    def answered() -> set[str]:
+        return {record.key.decode() for record in replies.records if record.key is not None and is_ours(record)}
+
+    await replies.wait_for(lambda record: is_ours(record) and len(answered()) == len(asked), timeout_s=90)
+    for record in filter(is_ours, replies.records):
+        reply = answer(record)
+        assert isinstance(reply, JobAccepted)
+        accepted.setdefault(reply.request.ce_id or "", set()).add(reply.job_uid)
+    assert accepted == {ce_id: {job_uid_of(SOURCE, ce_id)} for ce_id in asked}
+    await commands.wait_for(lambda record: header(record, "ce_id") in asked, count=len(asked))
+    forwarded = {header(record, "ce_id"): record.value for record in commands.records if header(record, "ce_id") in asked}
+    assert set(forwarded) == set(asked)
+    for record in commands.records:
+        if header(record, "ce_id") in asked:
+            assert record.value == forwarded[header(record, "ce_id")]  # sent again, if at all, as it was
