@@ -1,0 +1,108 @@
+"""The command line against the whole stack: what it prints, and the exit code of everything that can go wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command import ROOT, job, ok, opentinker, until
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+
+def manifest(name: str, **spec: Any) -> str:
+    base = {"algorithm": "PPO", "environment": "CartPole-v1", "stop": {"totalSteps": 4096}}
+    return json.dumps({"apiVersion": "opentinker.io/v1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": base | spec})
+
+
+def fails(done: subprocess.CompletedProcess[str], code: int, text: str) -> None:
+    assert done.returncode == code, (done.returncode, done.stdout[-800:], done.stderr[-800:])
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_exit_codes_of_what_can_go_wrong(full_stack: Any, tmp_path: Path) -> None:
+    fails(opentinker(full_stack, "get", "job", "nobody"), 3, "there is no job 'nobody'")
+    fails(opentinker(full_stack, "get", "jobs", OPENTINKER_API_KEY="otk_wrong-wrong-wrong-wrong"), 4, "key")
+    fails(opentinker(full_stack, "submit", "-f", "-", stdin=manifest("bad", replicas=0)), 2, "spec.replicas: must be at least 1, got 0")
+    fails(opentinker(full_stack, "submit", "-f", "-", stdin="{"), 2, "JSON")
+    fails(opentinker(full_stack, "submit", "-f", "-", stdin=""), 2, "standard input is empty")
+    fails(opentinker(full_stack, "submit", "-f", "-", stdin=b"\xff\xfe\x00"), 2, "UTF-8")
+    fails(opentinker(full_stack, "submit", "-f", "-", stdin=manifest("big", hyperparameters={"x": "y" * 2_000_000})), 2, "bytes")
+    fails(opentinker(full_stack, "submit", "-f", str(tmp_path / "none.json")), 2, "cannot read")
+    fails(opentinker(full_stack, "submit"), 2, "--file")
+    fails(opentinker(full_stack, "get", "jobs", "--phase", "Runing"), 2, "did you mean Running?")
+    fails(opentinker(full_stack, "get", "jobs", OPENTINKER_GATEWAY__URL="http://127.0.0.1:1"), 1, "is the gateway running?")
+
+
+def test_conflict_timeout_and_failure_have_codes_of_their_own(full_stack: Any) -> None:
+    uid = ok(opentinker(full_stack, "submit", "-f", "-", "-o", "name", stdin=manifest("taken", stop={"totalSteps": 10**9}))).strip()
+    fails(opentinker(full_stack, "submit", "-f", "-", stdin=manifest("taken")), 5, uid)
+    done = opentinker(full_stack, "watch", uid, "--timeout", "1")
+    assert done.returncode == 6
+    ok(opentinker(full_stack, "cancel", uid))
+    done = opentinker(full_stack, "watch", uid)
+    assert done.returncode == 10
+    assert "Cancelled" in done.stderr
+
+
+def test_a_users_error_is_readable_where_people_look(full_stack: Any) -> None:
+    broken = manifest("broken", environment={"id": "CartPole-v1", "kwargs": {"no_such_argument": 1}})
+    done = opentinker(full_stack, "submit", "-f", "-", "--wait", stdin=broken)
+    assert done.returncode == 10
+    view = job(full_stack, "broken")
+    assert (view["status"]["phase"], view["status"]["reason"]) == ("Failed", "UserError")
+    assert "no_such_argument" in ok(opentinker(full_stack, "describe", "broken"))
+    assert "no_such_argument" in ok(opentinker(full_stack, "explain", "broken"))
+    assert "no_such_argument" in until(lambda: opentinker(full_stack, "logs", "broken").stdout, "the trainer's traceback in the log")
+
+
+def test_forms_of_output_hold_the_same_data(full_stack: Any) -> None:
+    ok(opentinker(full_stack, "submit", "-f", "-", "--wait", stdin=manifest("forms")))
+    as_json = json.loads(ok(opentinker(full_stack, "get", "job", "forms", "-o", "json")))
+    as_yaml = yaml.safe_load(ok(opentinker(full_stack, "get", "job", "forms", "-o", "yaml")))
+    assert as_json == as_yaml
+    assert as_json["metadata"]["uid"] in ok(opentinker(full_stack, "get", "jobs"))
+    assert ok(opentinker(full_stack, "get", "job", "forms", "-o", "name")).strip() == as_json["metadata"]["uid"]
+    described = json.loads(ok(opentinker(full_stack, "describe", "forms", "-o", "json")))
+    assert described["events"][0]["type"] == "JobSubmitted"
+    sources = {row["field"]: row["source"] for row in next(value for value in described["effective"].values() if isinstance(value, list))}
+    assert sources["spec.stop.totalSteps"] == "manifest"
+    assert sources["spec.replicas"] == "default"
+    nodes = ok(opentinker(full_stack, "get", "nodes"))
+    assert "node-1" in nodes
+    assert "(simulated)" in nodes
+
+
+def test_topics_and_metrics_speak_to_kafka(full_stack: Any) -> None:
+    assert "0 topics made" in ok(opentinker(full_stack, "topics", "ensure"))
+    assert "opentinker.jobs.requests.v1" in ok(opentinker(full_stack, "topics", "list", "-o", "name")).splitlines()
+    ok(opentinker(full_stack, "submit", "-f", "-", "--wait", stdin=manifest("measured", stop={"totalSteps": 40_960})))
+    uid = job(full_stack, "measured")["metadata"]["uid"]
+    sample = json.loads(ok(opentinker(full_stack, "metrics", "tail", "--from-beginning", "--job", uid, "--count", "1", "-o", "json")))
+    assert sample["job_uid"] == uid
+
+
+def test_a_dead_letter_is_listed_mended_and_replayed(full_stack: Any, tmp_path: Path) -> None:
+    broken, mended = tmp_path / "broken.json", tmp_path / "mended.json"
+    broken.write_text(manifest("replayed", replicas=0))
+    mended.write_text(manifest("replayed"))
+    script = [sys.executable, "examples/other_systems/publish_confluent.py", "--bootstrap", full_stack.settings.kafka.bootstrap_servers]
+    published = subprocess.run([*script, "--id", "replay-me", str(broken)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert published.returncode == 1, published.stderr
+    assert "spec.replicas" in published.stdout
+    letters = json.loads(ok(opentinker(full_stack, "dlq", "list", "--topic", "opentinker.jobs.requests.v1", "-o", "json")))
+    letter = next(each for each in letters if each["headers"].get("ce_id") == "replay-me")
+    assert letter["errors"][0]["field"] == "spec.replicas"
+    assert "sent to opentinker.jobs.requests.v1" in ok(
+        opentinker(full_stack, "dlq", "replay", "opentinker.jobs.requests.v1", str(letter["offset"]), "--value-file", str(mended))
+    )
+    until(lambda: opentinker(full_stack, "get", "job", "replayed").returncode == 0, "the mended request is a job")
+    fails(opentinker(full_stack, "dlq", "list", "--topic", "opentinker.jobs.request.v1"), 2, "did you mean opentinker.jobs.requests.v1?")
+    fails(opentinker(full_stack, "dlq", "replay", "opentinker.jobs.requests.v1", "999999"), 2, "holds offsets")

@@ -1,0 +1,112 @@
+"""The client's pure half: requests as values, answers as typed errors, retries where they do no harm; and a command line that starts light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from opentinker.producers.cli import cli
+from opentinker.producers.cli.output import safe
+from opentinker.producers.cli.watching import line_of
+from opentinker.producers.client import JobView, calls, errors
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, errors.AuthenticationError),
+        (403, errors.ForbiddenError),
+        (404, errors.NotFoundError),
+        (409, errors.ConflictError),
+        (415, errors.InvalidRequestError),
+        (422, errors.InvalidRequestError),
+        (429, errors.UnavailableError),
+        (500, errors.ServerError),
+        (503, errors.UnavailableError),
+    ],
+)
+def test_every_status_is_a_typed_error(status: int, kind: type[errors.OpenTinkerError]) -> None:
+    found = calls.failure_of(status, json.dumps({"detail": "because"}).encode())
+    assert type(found) is kind
+    assert str(found) == "because"
+    assert found.status == status
+
+
+def test_field_errors_of_a_problem_document_become_sentences() -> None:
+    document = {"detail": "x", "errors": [{"field": "spec.replicas", "message": "must be at least 1, got 0", "remedy": "correct the number"}]}
+    found = calls.failure_of(422, json.dumps(document).encode())
+    assert str(found) == "spec.replicas: must be at least 1, got 0; correct the number"
+    assert found.errors[0].field == "spec.replicas"
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"errors": [1]}', b'{"errors": {"a": 1}}', b"\xff"])
+def test_a_body_that_is_no_problem_document_is_still_an_error(body: bytes) -> None:
+    assert str(calls.failure_of(502, body))
+
+
+def test_a_submission_always_carries_a_key_so_that_a_retry_is_not_a_second_job() -> None:
+    first, second = calls.submit_job({"a": 1}), calls.submit_job({"a": 1})
+    assert first.headers["Idempotency-Key"] != second.headers["Idempotency-Key"]
+    assert calls.submit_job("kind: TrainingJob").headers["Content-Type"] == "application/yaml"
+    assert calls.submit_job(b' {"kind": 1}').headers["Content-Type"] == "application/json"
+
+
+def test_names_cannot_leave_their_place_in_the_path() -> None:
+    assert calls.get_job("../../v1/models?x=#y").path == "/v1/jobs/..%2F..%2Fv1%2Fmodels%3Fx%3D%23y"
+
+
+def test_retries_are_bounded_spread_and_only_where_they_do_no_harm() -> None:
+    assert calls.may_retry(calls.get_job("x"), 503)
+    assert calls.may_retry(calls.get_job("x"), None)
+    assert not calls.may_retry(calls.get_job("x"), 404)
+    assert not calls.may_retry(calls.Call(method="POST", path="/", repeatable=False), None)
+    assert calls.delay_before_retry(1, "3", 0.0) >= 2.25
+    assert calls.delay_before_retry(30, "999999", 1.0) <= 12.5
+    assert calls.delay_before_retry(0, "soon", 0.5) == pytest.approx(0.2)
+
+
+def test_a_line_of_progress_says_phase_steps_speed_return_and_eta() -> None:
+    view = JobView.model_validate(
+        {
+            "metadata": {"uid": "u", "name": "n", "namespace": "default"},
+            "spec": {},
+            "status": {
+                "phase": "Running",
+                "replicas": 4,
+                "replicasRunning": 3,
+                "progress": {"globalStep": 81920, "totalSteps": 409600, "envStepsPerS": 5120.4, "meanReturn": 187.34, "etaS": 64},
+            },
+        }
+    )
+    assert line_of(view, 12) == "Running   │ 3/4 replicas │ 81,920 steps of 409,600 │ 5,120 steps/s │ mean return 187.3 │ ETA 1 min 4 s │ 12 s"
+
+
+def test_text_of_others_cannot_drive_the_terminal() -> None:
+    assert safe("a\x1b[2Jb\r\nc") == "a�[2Jb��c"
+
+
+def test_an_unknown_command_names_the_nearest() -> None:
+    result = CliRunner().invoke(cli, ["sumbit"])
+    assert result.exit_code == 2
+    assert "did you mean submit?" in result.output
+
+
+@pytest.mark.parametrize(
+    "command", ["up", "down", "status", "submit", "get", "describe", "watch", "logs", "explain", "cancel", "topics", "metrics", "dlq", "simulate"]
+)
+def test_every_command_has_help(command: str) -> None:
+    result = CliRunner().invoke(cli, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+
+
+def test_help_imports_nothing_heavy_and_a_client_no_server() -> None:
+    heavy = "{'torch', 'faust', 'fastapi', 'asyncpg', 'aiokafka', 'numpy', 'pydantic', 'rich', 'httpx'}"
+    code = f"import sys; from opentinker.producers import cli; print({heavy} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+    servers = "{'torch', 'faust', 'fastapi', 'asyncpg', 'gymnasium', 'supervisor'}"
+    code = f"import sys; from opentinker.producers import Client, AsyncClient; print({servers} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
