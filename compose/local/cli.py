@@ -92,7 +92,7 @@ def down() -> None:
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 def status(output: str) -> None:
     """Show every program of the local stack. Exit code 1 unless all that was started runs."""
     from opentinker.compose.local.status import read_status
@@ -100,6 +100,10 @@ def status(output: str) -> None:
     found = read_status(_home())
     if output == "json":
         click.echo(json.dumps(found.as_json(), indent=2))
+    elif output == "yaml":
+        import yaml
+
+        click.echo(yaml.safe_dump(found.as_json(), sort_keys=False), nl=False)
     else:
         _print_table(found)
     healthy = found.running and all(program.state in ("running", "stopped") for program in found.programs)
