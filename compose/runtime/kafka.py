@@ -19,6 +19,7 @@ from aiokafka.structs import ConsumerRecord
 from opentinker.schemas.records import InputRecord, OutputRecord
 from opentinker.schemas.topics import JOURNAL_BYTES_MAX, topic_table
 
+from . import lenient_records
 from .settings import KafkaSettings
 
 __all__ = [
@@ -41,6 +42,8 @@ _REQUEST_BYTES_MAX = JOURNAL_BYTES_MAX + 2**20  # the largest record there is, a
 _SEND_TIMEOUT_MS = 5_000  # a send without an answer in this time ends its process, which a supervisor restarts
 
 T = TypeVar("T")
+
+lenient_records.install()
 
 
 class TopicMismatchError(Exception):

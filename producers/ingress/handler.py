@@ -66,12 +66,6 @@ class RequestHandler:
         for outcome in outcomes:
             self._tell(outcome)
 
-    async def refuse(self, record: InputRecord, error: FieldError) -> None:
-        """Answer a record that could not be read at all, and keep what is known of it."""
-        outcome = _Outcome(record=record, decision=Refused(errors=(error,), dead=True), name="", traceparent="")
-        await self._send(self._answers(outcome))
-        self._tell(outcome)
-
     def _decide(self, record: InputRecord) -> _Outcome:
         now_ms = _now_ms()
         decision = decide(record, authority=self._authority, environments=self._environments, known=self._feed.jobs, now_ms=now_ms)

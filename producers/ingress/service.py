@@ -25,7 +25,6 @@ from ..core.requests import Authority
 from ..core.signature import BOOTSTRAP_KEY_ID
 from ..environments import environment_ids
 from ..live import LiveFeed
-from .careful import read_carefully
 from .handler import RequestHandler
 
 __all__ = ["main"]
@@ -61,11 +60,7 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
 
 async def _answer_until(stop: asyncio.Event, reader: AIOKafkaConsumer, handler: RequestHandler) -> None:
     while not stop.is_set():
-        try:
-            found = await reader.getmany(timeout_ms=_POLL_MS, max_records=_BATCH)
-        except UnicodeDecodeError:
-            await read_carefully(reader, handler)
-            continue
+        found = await reader.getmany(timeout_ms=_POLL_MS, max_records=_BATCH)
         records = [input_record(record) for batch in found.values() for record in batch]
         if not records:
             continue

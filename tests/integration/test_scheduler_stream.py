@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from hostile import send_hostile_header
 from opentinker.compose.runtime import kafka
 from opentinker.schemas.messages import (
     AttemptPlaced,
@@ -21,7 +22,7 @@ from opentinker.schemas.messages import (
     SubmitJob,
 )
 from opentinker.schemas.records import encode, job_uid_of
-from opentinker.schemas.topics import ALERTS, COMMANDS, dead_letter_topic
+from opentinker.schemas.topics import ALERTS, COMMANDS, PLACEMENTS, REPORTS, dead_letter_topic
 from scheduler_process import FakeNode, Publisher, TopicReader, Worker, events_of, statuses
 
 pytestmark = pytest.mark.stack
@@ -93,6 +94,24 @@ async def test_what_cannot_be_read_is_dead_lettered_and_the_next_is_processed(st
     assert await alerts.until(seven)
     for reader in (letters, alerts):
         await reader.stop()
+
+
+async def test_a_header_that_is_no_text_stops_no_reader_of_any_kind(stack: Any, worker: Worker, publisher: Publisher) -> None:
+    """Faust's consumer, the private reader of holes, the fake node's groupless one: all go on, and the record is a dead letter with its bytes."""
+    letters = TopicReader(stack.settings.kafka, dead_letter_topic(COMMANDS), 1)
+    await letters.start()
+    for topic in (COMMANDS, REPORTS, PLACEMENTS):
+        await send_hostile_header(stack.settings.kafka, topic, publisher.partition if topic != PLACEMENTS else 0, value=b"hostile")
+    async with FakeNode(stack.settings.kafka, publisher, f"n-{publisher.pool}"):
+        uid = await publisher.submit("after")
+        assert (await statuses(stack.settings.kafka, {uid}))[uid].phase is JobPhase.COMPLETED
+    settings, partition = stack.settings.kafka, publisher.partition
+    end = (await kafka.end_offsets(settings, REPORTS, [partition]))[partition]
+    records = await kafka.read_range(settings, REPORTS, partition, 0, end)
+    assert any(record.value == b"hostile" for record in records)
+    while not any(record.value == b"hostile" for record in letters.records):
+        await letters.more()
+    await letters.stop()
 
 
 async def test_an_aborted_submission_of_an_outsider_never_runs(stack: Any, worker: Worker, publisher: Publisher) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -13,10 +12,8 @@ import confluent_kafka
 import httpx
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.producer.message_accumulator import BatchBuilder
-from aiokafka.record.util import calc_crc32c
 from bad_manifests import BAD_MANIFESTS, BadManifest, good_manifest
-from opentinker.compose.runtime.kafka import producer
+from hostile import send_hostile_header
 from opentinker.producers.core.signature import sign
 from opentinker.schemas.messages import CancelJob, DeadLettered, JobAccepted, JobPhase, JobRejected, JobStatus, SubmitJob
 from opentinker.schemas.records import InputRecord, decode, encode, job_uid_of
@@ -211,21 +208,12 @@ async def test_a_record_without_a_usable_id_is_answered_by_its_place(
     assert reply.key is None
 
 
-async def test_a_record_that_the_client_cannot_parse_stops_nobody(
-    stack: Any, ingress: int, sender: AIOKafkaProducer, replies: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_record_that_the_client_cannot_parse_stops_nobody(stack: Any, ingress: int, sender: AIOKafkaProducer, replies: Topic) -> None:
     """A header name that is not UTF-8 raises inside aiokafka, for ever. Records around it, on every partition, are answered all the same."""
     before, after = [unique("req") for _ in range(4)], [unique("req") for _ in range(4)]
     for number, ce_id in enumerate(before):
         await sender.send_and_wait(REQUESTS, body(unique()), partition=number, headers=headers(ce_id))
-    monkeypatch.setattr(BatchBuilder, "_build", _with_a_hostile_header_name)
-    hostile = producer(stack.settings.kafka, "hostile", enable_idempotence=False)
-    await hostile.start()
-    try:
-        sent = [await hostile.send_and_wait(REQUESTS, b"{}", partition=number % 2, headers=[("MARKMARK", b"1")]) for number in range(3)]
-    finally:
-        await hostile.stop()
-    monkeypatch.undo()
+    sent = [await send_hostile_header(stack.settings.kafka, REQUESTS, number % 2) for number in range(3)]
     for number, ce_id in enumerate(after):
         await sender.send_and_wait(REQUESTS, body(unique()), partition=number, headers=headers(ce_id))
     for ce_id in before + after:
@@ -238,16 +226,6 @@ async def test_a_record_that_the_client_cannot_parse_stops_nobody(
 def _request_place(record: InputRecord) -> tuple[int, int]:
     request = answer(record).request
     return request.partition, request.offset
-
-
-_build = BatchBuilder._build
-
-
-def _with_a_hostile_header_name(self: BatchBuilder) -> bytearray:
-    batch = bytearray(_build(self)).replace(b"MARKMARK", b"\xff\xfe\xff\xfe\xff\xfe\xff\xfe")
-    batch[17:21] = struct.pack(">I", calc_crc32c(bytes(batch[21:])))
-    self._buffer = batch
-    return batch
 
 
 async def test_a_tombstone_is_answered(ingress: int, sender: AIOKafkaProducer, replies: Topic) -> None:
