@@ -33,7 +33,7 @@ def configure_logging(settings: Settings, service: str) -> None:
     tail: list[structlog.types.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if settings.log_format == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
     )
     level = getattr(logging, settings.log_level)
     structlog.configure(

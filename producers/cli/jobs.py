@@ -147,9 +147,9 @@ def _print_nodes(nodes: list[dict[str, Any]], form: str) -> None:
     rows = []
     for node in nodes:
         devices = node.get("devices", [])
-        free = sum(1 for device in devices if not (device.get("job_uid") or device.get("jobUid")))
+        free = sum(1 for device in devices if not device.get("jobUid"))
         simulated = " (simulated)" if any(device.get("simulated") for device in devices) else ""
-        cpu, free_cpu = node.get("cpu_millis", 0), node.get("free_cpu_millis", 0)
+        cpu, free_cpu = node.get("cpuMillis", 0), node.get("freeCpuMillis", 0)
         rows.append(
             (
                 node.get("node"),

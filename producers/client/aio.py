@@ -94,7 +94,7 @@ class AsyncClient:
         return _items(await self._send(calls.list_algorithms()))
 
     async def follow_metrics(self, job: str, namespace: str = "default") -> AsyncIterator[dict[str, Any]]:
-        """Samples as they come, until the job has ended."""
+        """Samples as they come, until the job has ended. A reader that was away for long may miss some; `metrics` has them all."""
         async for event in self._stream(calls.job_metrics(job, namespace, stream=True)):
             yield event
 
@@ -154,7 +154,7 @@ class AsyncClient:
                             if fields.get("event") == "end":
                                 return
                             last_id, failures = fields.get("id", last_id), 0
-                            if "data" in fields:
+                            if "data" in fields and fields.get("event") != "resync":
                                 yield json.loads(fields["data"])
                             fields = {}
                         elif not line.startswith(":"):

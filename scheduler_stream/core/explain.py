@@ -1,4 +1,7 @@
-"""Why a job stands where it stands, with numbers, and what the nodes hold. Reads the state, changes nothing."""
+"""Why a job stands where it stands, with numbers, and what the nodes hold. Reads the state, changes nothing.
+
+Answers go out over HTTP as they are, so their keys are camelCase.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import Any
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 from opentinker.schemas.quantities import format_bytes, format_cpu, format_duration
 
-from .effects import progress_of
 from .entities import Job, Node
 from .fit import find_plan, slots
 from .queueing import describe_requirement
@@ -23,15 +25,14 @@ def explain_job(state: State, job_uid: str) -> dict[str, Any] | None:
         return None
     attempt = state.attempts.get(job_uid)
     answer: dict[str, Any] = {
-        "job_uid": job.uid,
+        "jobUid": job.uid,
         "namespace": job.namespace,
         "name": job.name,
         "pool": job.pool,
         "phase": job.phase.value,
-        "attempt_number": job.attempt_number,
+        "attempt": job.attempt_number,
         "needs": describe_requirement(job.needs),
-        "as_of_ms": state.clock.append_ms,
-        "progress": progress_of(attempt.training if attempt else job.training).model_dump(mode="json", exclude_none=True),
+        "asOfMs": state.clock.append_ms,
     }
     if job.phase is JobPhase.PENDING:
         return answer | _pending(state, job)
@@ -73,7 +74,7 @@ def _pending(state: State, job: Job) -> dict[str, Any]:
     if not text:
         fit = sum(slots(state.free[name], job.needs) for name in state.pools.get(job.pool, ()) if state.nodes[name].alive)
         text = (
-            f"pool {job.pool} has {free['gpus']} free GPUs, {format_cpu(free['cpu_millis'])} and {format_bytes(free['memory_bytes'])} free"
+            f"pool {job.pool} has {free['gpus']} free GPUs, {format_cpu(free['cpuMillis'])} and {format_bytes(free['memoryBytes'])} free"
             f" on {free['nodes']} nodes, room for {fit} of its {job.needs.replicas} replicas"
         )
     return {"reason": plan.value, "text": f"{needs}; {text}", "position": ahead + 1, "free": free}
@@ -86,8 +87,8 @@ def _free(state: State, pool: str) -> dict[str, int]:
         "nodes": len(alive),
         "cordoned": len(alive) - len(open_nodes),
         "gpus": sum(len(state.free[node.name].devices) for node in open_nodes),
-        "cpu_millis": sum(state.free[node.name].cpu_millis for node in open_nodes),
-        "memory_bytes": sum(state.free[node.name].memory_bytes for node in open_nodes),
+        "cpuMillis": sum(state.free[node.name].cpu_millis for node in open_nodes),
+        "memoryBytes": sum(state.free[node.name].memory_bytes for node in open_nodes),
     }
 
 
@@ -112,14 +113,14 @@ def _node(state: State, node: Node) -> dict[str, Any]:
         "state": "Ready" if node.alive and not node.cordoned else "Cordoned" if node.alive else "Lost",
         "address": node.address,
         "labels": node.labels,
-        "cpu_millis": node.cpu_millis,
-        "memory_bytes": node.memory_bytes,
-        "free_cpu_millis": free.cpu_millis,
-        "free_memory_bytes": free.memory_bytes,
+        "cpuMillis": node.cpu_millis,
+        "memoryBytes": node.memory_bytes,
+        "freeCpuMillis": free.cpu_millis,
+        "freeMemoryBytes": free.memory_bytes,
         "devices": [
-            {"index": device.index, "kind": device.kind, "simulated": device.simulated, "job_uid": holders.get(device.index)}
+            {"index": device.index, "kind": device.kind, "simulated": device.simulated, "jobUid": holders.get(device.index)}
             for device in node.devices
         ],
         "jobs": sorted(held.job_uid for held in node.allocations),
-        "heard_ms": lease.heard_ms if lease else 0,
+        "heardMs": lease.heard_ms if lease else 0,
     }

@@ -134,7 +134,7 @@ def test_cancel_ends_the_processes_and_frees_the_devices(full_stack: Any) -> Non
     ok(opentinker(full_stack, "cancel", uid, "--reason", "enough"))
     until(lambda: job(full_stack, uid)["status"]["phase"] == "Cancelled", "the job is cancelled")
     nodes = json.loads(ok(opentinker(full_stack, "get", "nodes", "-o", "json")))
-    assert all(device["job_uid"] is None for node in nodes for device in node["devices"] if node["pool"] == "default")
+    assert all(device["jobUid"] is None for node in nodes for device in node["devices"] if node["pool"] == "default")
     running = [each for each in psutil.process_iter(["cmdline", "environ"]) if uid in " ".join(each.info["cmdline"] or [])]
     assert running == []
 
