@@ -18,7 +18,7 @@ from .attempts import change_part, free_allocation, lose_part, next_command, set
 from .effects import Effects
 from .entities import Allocation, Attempt, DeviceSlot, Node, NodeLease, Part, Result, Training
 from .lifecycle import PART_OVER, JobMove, PartMove, PartPhase
-from .policy import COMMAND_RESEND_MS
+from .policy import COMMAND_RESEND_MS, ENDED_KEPT_MAX
 
 __all__ = ["agent_started", "attempt_ended", "cordon", "expire_lease", "heartbeat"]
 
@@ -103,7 +103,10 @@ def heartbeat(effects: Effects, report: reports.Heartbeat) -> None:
 
 def _judge_listed(effects: Effects, node_name: str, listed: Iterable[reports.AttemptProgress], heartbeat_sequence: int | None) -> None:
     """Follow what is live; stop what is not."""
+    ended = set(effects.state.nodes[node_name].ended)
     for item in listed:
+        if (item.job_uid, item.attempt_number) in ended:
+            continue  # sent before the agent knew that its report of the end had arrived
         attempt = effects.state.attempts.get(item.job_uid)
         part = _part_of(attempt, node_name)
         if attempt is None or part is None or (attempt.attempt_number, attempt.lease_epoch) != (item.attempt_number, item.lease_epoch):
@@ -174,6 +177,10 @@ def _judge_missing(effects: Effects, node_name: str, report: reports.Heartbeat, 
             lose_part(effects, attempt, part, f"node {node_name} no longer has it")
         elif part.stop_seq > applied:
             _send_again(effects, attempt, part, applied)
+    node = effects.state.nodes[node_name]
+    still_listed = tuple(key for key in node.ended if key in listed)
+    if still_listed != node.ended:
+        effects.state.put(replace(node, ended=still_listed))
     for held in effects.state.nodes[node_name].allocations:
         if (held.job_uid, held.attempt_number) in listed:
             continue
@@ -199,6 +206,9 @@ def attempt_ended(effects: Effects, report: reports.AttemptEnded) -> None:
     """One node's part is over and its processes are gone. Reports about attempts that are not live free their place, no more."""
     node = effects.state.nodes.get(report.node)
     if node is not None:
+        if node.incarnation == report.incarnation:
+            node = replace(node, ended=(*node.ended, (report.job_uid, report.attempt_number))[-ENDED_KEPT_MAX:])
+            effects.state.put(node)
         free_allocation(effects, node, report.job_uid, report.attempt_number)
     attempt = effects.state.attempts.get(report.job_uid)
     part = _part_of(attempt, report.node)

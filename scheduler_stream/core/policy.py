@@ -15,6 +15,7 @@ __all__ = [
     "COMMAND_RESEND_MS",
     "COMMAND_VALID_MS",
     "CORE_VERSION",
+    "ENDED_KEPT_MAX",
     "FITS_PER_STEP_MAX",
     "REASONS_PER_STEP_MAX",
     "START_TIMEOUT_MS",
@@ -37,5 +38,6 @@ TERMINAL_KEPT_MS: Final = 25 * 3_600_000  # uids are remembered for longer than 
 # Bounds of one step: what is left over is taken up by the next input, a tick at the latest.
 TIMERS_PER_STEP_MAX: Final = 64
 FITS_PER_STEP_MAX: Final = 32
+ENDED_KEPT_MAX: Final = 256  # reported ends a node remembers until a heartbeat no longer lists them; a node ends far fewer in two seconds
 COMMANDS_PER_STEP_MAX: Final = 256  # then no further gang is placed in this step: each command repeats its manifest
 REASONS_PER_STEP_MAX: Final = 64

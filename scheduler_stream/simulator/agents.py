@@ -47,6 +47,7 @@ class SimAgent:
     connected: bool = True
     attempts: dict[str, SimAttempt] = field(default_factory=dict)
     ended: list[reports.AttemptEnded] = field(default_factory=list)  # not acknowledged yet
+    fading: list[reports.AttemptProgress] = field(default_factory=list)  # ended since the last heartbeat, which may list them once more
     backlog: list[placements.StartAttempt | placements.StopAttempt | placements.ResumeAttempt] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     acked_at: int = 0
@@ -64,6 +65,7 @@ class SimAgent:
         self.incarnation += 1
         self.alive, self.acked_at, self.sequence = True, now, 0
         self.attempts.clear()
+        self.fading.clear()
         self.seen.clear()
         return reports.AgentStarted(
             node=self.name, incarnation=str(self.incarnation), pool=self.pool, boot_id="sim", agent_version="sim",
@@ -101,6 +103,7 @@ class SimAgent:
     def end(self, held: SimAttempt, outcome: AttemptOutcome, failure: FailureClass | None) -> None:
         """The processes of an attempt are gone; the report waits until it is acknowledged."""
         del self.attempts[held.job_uid]
+        self.fading.append(held.progress())
         self.ended.append(
             reports.AttemptEnded(
                 node=self.name, incarnation=str(self.incarnation), pool=self.pool, job_uid=held.job_uid, attempt_number=held.number,
@@ -123,13 +126,14 @@ class SimAgent:
                 if now >= held.ends_at:
                     self.end(held, AttemptOutcome.SUCCEEDED, None)
 
-    def heartbeat(self, now: int) -> list[reports.AttemptEnded | reports.Heartbeat]:
-        """What gets through now: ended parts first, then the list without them. Being sent is being acknowledged here."""
+    def heartbeat(self, now: int, late: bool) -> list[reports.AttemptEnded | reports.Heartbeat]:
+        """What gets through now: ended parts first, then the list; `late`: it was made before their acknowledgement. Being sent is being acknowledged here."""
         self.acked_at = now
         self.sequence += 1
         ended, self.ended = self.ended, []
+        fading, self.fading = self.fading if late else [], []
         beat = reports.Heartbeat(
             node=self.name, incarnation=str(self.incarnation), pool=self.pool, sequence=self.sequence, applied_seq=self.applied_seq,
-            attempts=tuple(held.progress() for held in self.attempts.values()),
+            attempts=(*fading, *(held.progress() for held in self.attempts.values())),
         )  # fmt: skip
         return [*ended, beat]

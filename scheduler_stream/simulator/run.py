@@ -130,7 +130,7 @@ class _Story:
             agent.tick(self.now)
             if agent.alive and agent.connected and (self.now // _STEP_MS) % 4 == 0:
                 delay = self.random.choice((0, 0, 500))
-                for report in agent.heartbeat(self.now):
+                for report in agent.heartbeat(self.now, late=self.random.random() < 0.3):
                     self.sequence += 1
                     # One agent's reports keep their order.
                     due = max([self.now + delay, *(at for at, _, other in self.reports if getattr(other, "node", "") == agent.name)])

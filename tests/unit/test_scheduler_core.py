@@ -352,6 +352,19 @@ class TestLeases:
         assert world.job(uid).unschedulable is UnschedulableReason.BACKOFF
         assert world.job(uid).failures_infrastructure == 1
 
+    def test_a_heartbeat_sent_before_the_end_was_acknowledged_is_no_ghost(self, world: World) -> None:
+        world.agent("node-1")
+        uid = world.submit()
+        world.run_all(uid)
+        listed = world.progress(uid)
+        world.ended("node-1", uid)
+        world.beat("node-1", listed)  # on its way when the end was reported
+        assert world.stops(uid) == []
+        assert world.job(world.submit("next")).phase is JobPhase.STARTING
+        assert world.state.nodes["node-1"].ended == ((uid, 1),)
+        world.alive("node-1")
+        assert world.state.nodes["node-1"].ended == ()
+
     def test_a_heartbeat_from_an_unknown_node_is_ignored(self, world: World) -> None:
         world.beat("nobody")
         assert world.state.nodes == {}
