@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from .errors import FieldError, InvalidManifest, field_errors, nearest
+from .errors import FieldError, InvalidManifest, field_errors, nearest, refuse_booleans
 
 __all__ = ["ALGORITHMS", "PPOHyperparameters", "effective_hyperparameters"]
 
@@ -37,6 +37,11 @@ class PPOHyperparameters(BaseModel):
     anneal_lr: bool = Field(False, description="lower the learning rate linearly to 0 over the step budget")
     normalize_advantage: bool = Field(True, description="advantages of a minibatch to mean 0, deviation 1, over all replicas")
     hidden_sizes: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field((64, 64), max_length=16, description="units of each hidden layer")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans(cls, value: object, info: ValidationInfo) -> object:
+        return refuse_booleans(cls, info.field_name, value)
 
     @model_validator(mode="after")
     def _rollout_divides(self) -> PPOHyperparameters:

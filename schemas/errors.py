@@ -11,14 +11,24 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-__all__ = ["FieldError", "InvalidManifest", "InvalidMessage", "field_errors", "nearest", "shorten"]
+__all__ = ["FieldError", "InvalidManifest", "InvalidMessage", "field_errors", "nearest", "printable", "refuse_booleans", "shorten"]
 
 _ERRORS_MAX = 20  # a hostile document can break thousands of rules; nobody reads more than a screen of them
 _VALUE_CHARACTERS_MAX = 60
+
+
+def printable(text: str) -> str:
+    """Text that a terminal and UTF-8 can take, whatever a hostile document put into it: what is neither printable nor a line break is written as its escape."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() or character == "\n" else ascii(character)[1:-1] for character in text)
+
+
+PrintableText = Annotated[str, BeforeValidator(lambda value: printable(value) if isinstance(value, str) else value)]
 
 
 class FieldError(BaseModel):
@@ -26,9 +36,9 @@ class FieldError(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    field: str
-    message: str
-    remedy: str
+    field: PrintableText
+    message: PrintableText
+    remedy: PrintableText
 
     def text(self) -> str:
         """The one sentence every surface prints."""
@@ -59,6 +69,23 @@ def shorten(value: object) -> str:
     """A value as it may be shown in an error: on one line, bounded."""
     text = repr(value)
     return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"
+
+
+def refuse_booleans(model: type[BaseModel], name: str | None, value: object) -> object:
+    """`true` is not 1: for a `mode="before"` validator of every field. Raises ValueError("message; remedy") where a number belongs."""
+    if isinstance(value, bool) and name is not None:
+        kinds = set(_types_in(model.model_fields[name].annotation))
+        if kinds & {int, float} and bool not in kinds:
+            word = "a whole number" if float not in kinds else "a number"
+            raise ValueError(f"must be {word}, got {str(value).lower()}; give {word}")
+    return value
+
+
+def _types_in(annotation: Any) -> Iterable[Any]:
+    """Every type that an annotation names, through unions and Annotated."""
+    yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from _types_in(argument)
 
 
 def field_errors(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[FieldError]:

@@ -13,11 +13,12 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from .algorithms import effective_hyperparameters
-from .errors import FieldError, InvalidManifest, field_errors, nearest, shorten
+from .errors import FieldError, InvalidManifest, field_errors, nearest, refuse_booleans, shorten
+from .plain import plain_errors
 from .quantities import cpu_millis, duration_s, memory_bytes
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
 
 MANIFEST_BYTES_MAX = 65_536  # a manifest is a few kilobytes; a gang's placements repeat it for every node, and one journal record holds them all
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_PREFIX = re.compile(r"[a-z0-9][-a-z0-9]*")
 _NOT_BUILT = {
     "minReplicas", "evaluation", "code", "env", "datasets", "initFrom", "pools", "priorityClass", "priority", "preemptible", "nodeSelector",
     "tolerations", "topology", "spot", "pendingDeadline", "ttlAfterFinished", "suspend", "array",
@@ -60,6 +62,11 @@ class _Part(BaseModel):
         frozen=True, extra="forbid", alias_generator=to_camel, validate_by_alias=True, validate_by_name=False, serialize_by_alias=True
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans(cls, value: object, info: ValidationInfo) -> object:
+        return refuse_booleans(cls, info.field_name, value)
+
 
 class Metadata(_Part):
     name: DnsLabel | None = None
@@ -71,9 +78,22 @@ class Metadata(_Part):
     def _named(self) -> Metadata:
         if self.name is None and self.generate_name is None:
             raise ValueError("has neither name nor generateName; add metadata.name")
-        if self.generate_name is not None:
-            dns_label(self.generate_name.rstrip("-") or "?")
         return self
+
+    @field_validator("generate_name")
+    @classmethod
+    def _prefix(cls, value: str | None) -> str | None:
+        if value is not None and not _PREFIX.fullmatch(value):
+            raise ValueError(f"{shorten(value)} is not the beginning of a DNS label; use a-z, 0-9 and '-', starting with a letter or digit")
+        return value
+
+    @field_validator("labels")
+    @classmethod
+    def _printable(cls, value: dict[str, str]) -> dict[str, str]:
+        for text in (text for pair in value.items() for text in pair):
+            if not text.isprintable():
+                raise ValueError(f"{shorten(text)} holds characters that cannot be printed; remove them")
+        return value
 
 
 class EnvironmentSpec(_Part):  # type: ignore[no-redef]  # the plugin adds a **kwargs of its own beside our alias
@@ -188,6 +208,8 @@ def parse_manifest(document: object, environments: Collection[str] | None = None
     if not isinstance(document, Mapping):
         message = f"must be an object with apiVersion, kind, metadata and spec, got {shorten(document)}"
         raise InvalidManifest([FieldError(field="", message=message, remedy="see examples/cartpole-v1.json")])
+    if not_plain := plain_errors(document):
+        raise InvalidManifest(not_plain)
     spec = document.get("spec")
     later = sorted(_NOT_BUILT & set(spec)) if isinstance(spec, Mapping) else []
     errors = [FieldError(field=f"spec.{key}", message="is not available in this version", remedy="remove it") for key in later]

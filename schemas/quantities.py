@@ -20,7 +20,7 @@ def cpu_millis(value: object) -> int:
     if isinstance(value, (int, float)):
         millis = value * 1000
     else:
-        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)(m?)", str(value)[:40])
+        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(m?)", str(value)[:40])
         if not match:
             raise ValueError(f"{str(value)[:40]!r} is not a number of cores; write 2, 0.5 or 500m")
         millis = float(match[1]) * (1 if match[2] else 1000)
@@ -31,7 +31,7 @@ def cpu_millis(value: object) -> int:
 
 def memory_bytes(value: object) -> int:
     """`"4Gi"`, `"512Mi"`, `2000000000` → bytes. Raises ValueError("message; remedy")."""
-    match = None if isinstance(value, bool) else re.fullmatch(r"(\d{1,16}(?:\.\d{1,3})?)([kMGT]?|[KMGT]i)", str(value)[:40])
+    match = None if isinstance(value, bool) else re.fullmatch(r"([0-9]{1,16}(?:\.[0-9]{1,3})?)([kMGT]?|[KMGT]i)", str(value)[:40])
     if not match or match[2] not in _MEMORY_UNITS:
         raise ValueError(f"{str(value)[:40]!r} is not an amount of memory; write 4Gi or 512Mi")
     amount = float(match[1]) * _MEMORY_UNITS[match[2]]
@@ -42,7 +42,7 @@ def memory_bytes(value: object) -> int:
 
 def duration_s(value: object) -> int:
     """`"90s"`, `"10m"`, `"2h"`, `"7d"`, `60` → whole seconds. Raises ValueError("message; remedy")."""
-    match = None if isinstance(value, bool) else re.fullmatch(r"(\d{1,9})([smhd]?)", str(value)[:40])
+    match = None if isinstance(value, bool) else re.fullmatch(r"([0-9]{1,9})([smhd]?)", str(value)[:40])
     if not match:
         raise ValueError(f"{str(value)[:40]!r} is not a duration; write 90s, 10m, 2h or 7d")
     seconds = int(match[1]) * _DURATION_UNITS.get(match[2], 1)

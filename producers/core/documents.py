@@ -48,7 +48,7 @@ def read_yaml(value: bytes) -> object:
         mark = error.problem_mark
         place = f" at line {mark.line + 1} column {mark.column + 1}" if mark else ""
         _refuse(f"is not valid YAML ({error.problem}{place})", remedy)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, LookupError) as error:  # LookupError: `!!bool` before a word that is none
         _refuse(f"is not valid YAML ({str(error).splitlines()[0][:120]})", remedy)
 
 

@@ -28,6 +28,7 @@ from ..live import LiveFeed
 
 __all__ = ["RequestHandler"]
 
+_UNJUDGED = FieldError(field="", message="could not be judged, which is a fault of OpenTinker", remedy="report it; the ingress's log says why")
 _LEARN_TIMEOUT_S = 1.0  # how long a cancellation waits for its job to become known; replies are due within 2 s
 
 _REQUESTS = counter("ingress_requests_total", "Requests answered, by outcome", ("outcome",))
@@ -67,8 +68,12 @@ class RequestHandler:
             self._tell(outcome)
 
     def _decide(self, record: InputRecord) -> _Outcome:
-        now_ms = _now_ms()
-        decision = decide(record, authority=self._authority, environments=self._environments, known=self._feed.jobs, now_ms=now_ms)
+        try:
+            decision = decide(record, authority=self._authority, environments=self._environments, known=self._feed.jobs, now_ms=_now_ms())
+        except Exception:
+            # `decide` raises for nothing that it knows of. Were this left to end the process, the record would be read again for ever, and stop all behind it.
+            structlog.get_logger().exception("request could not be judged", partition=record.partition, offset=record.offset)
+            decision = Refused(errors=(_UNJUDGED,), dead=True)
         traceparent, name = _traceparent(record), ""
         if isinstance(decision, Accepted):
             command = decision.command

@@ -53,6 +53,17 @@ def _case(name: str, document: Any, field: str, says: str) -> BadManifest:
     return BadManifest(name=name, body=document if isinstance(document, bytes) else json.dumps(document).encode(), field=field, says=says)
 
 
+def _kwargs(value: Any) -> dict[str, Any]:
+    return _changed("spec.environment", {"id": "CartPole-v1", "kwargs": {"a": value}})
+
+
+def _nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
 _GOOD = json.dumps(good_manifest()).encode()
 
 BAD_MANIFESTS = (
@@ -93,5 +104,17 @@ BAD_MANIFESTS = (
     _case("a key twice", _GOOD.replace(b'"environment"', b'"algorithm": "PPO", "environment"'), "algorithm", "stands twice"),
     _case("not a number", _GOOD.replace(b'"spec": {', b'"spec": {"seed": NaN, '), "", "NaN is no JSON number"),
     _case("nested without end", b'{"spec":' * 5_000 + b"1" + b"}" * 5_000, "", "is nested too deeply"),
+    _case("settings nested too deeply", _kwargs(_nested(100)), "spec.environment.kwargs.a" + "[0]" * 28, "is nested too deeply"),
+    _case("settings with an endless number", json.dumps(_kwargs("?")).replace('"?"', "1e999").encode(), "spec.environment.kwargs.a", "must be a finite number"),
+    _case("settings with a number of thousands of digits", _kwargs(10**4000), "spec.environment.kwargs.a", "is a number of more than 64 bits"),
+    _case("settings with half a character", _kwargs({"b": ["\ud800"]}), "spec.environment.kwargs.a.b[0]", "is not valid Unicode"),
+    _case("a key of half a character", _changed("spec.hyperparameters.\udfff", 1), "spec.hyperparameters.\\udfff", "is not valid Unicode"),
+    _case("a key of half a character, twice", _GOOD.replace(b'"spec"', b'"\\ud800": 1, "\\ud800": 2, "spec"'), "\\ud800", "stands twice"),
+    _case("settings with U+0000", _kwargs("x\0y"), "spec.environment.kwargs.a", "holds the character U+0000"),
+    _case("label that moves the cursor", _changed("metadata.labels", {"a": "\x1b[2J"}), "metadata.labels", "holds characters that cannot be printed"),
+    _case("name to be generated from no label", _changed("metadata", {"generateName": "A_"}), "metadata.generateName", "is not the beginning of a DNS label"),
+    _case("yes for a number", _changed("spec.stop.totalSteps", True), "spec.stop.totalSteps", "must be a whole number, got true"),
+    _case("yes for a rate", _changed("spec.hyperparameters.learning_rate", True), "spec.hyperparameters.learning_rate", "must be a number, got true"),
+    _case("other digits", _changed("spec.resources.cpu", "\u0663"), "spec.resources.cpu", "is not a number of cores"),
     _case("2 MB", json.dumps(_changed("metadata.labels", {"x": "y" * 2_000_000})).encode(), "", f"more than {MANIFEST_BYTES_MAX:,}"),
 )  # fmt: skip

@@ -87,6 +87,14 @@ def test_bad_manifests_name_the_field(case: BadManifest) -> None:
     assert any(case.says in error.text() for error in caught.value.errors)
 
 
+@pytest.mark.parametrize("value", ["!!binary aGVsbG8=", "!!timestamp 2024-01-01", "!!set {x: null}", "!!omap [x: 1]", ".nan", "!!bool perhaps"])
+def test_values_that_only_yaml_has_are_refused(value: str) -> None:
+    text = json.dumps(good_manifest(environment={"id": "CartPole-v1", "kwargs": {"a": "?"}})).replace('"?"', value)
+    with pytest.raises(InvalidManifest) as caught:
+        plan(read_yaml(text.encode()))
+    assert caught.value.errors[0].field in ("spec.environment.kwargs.a", "spec.environment.kwargs.a[0]", "")
+
+
 def test_a_generated_name_follows_from_the_submission() -> None:
     document = good_manifest()
     document["metadata"] = {"generateName": "run-"}

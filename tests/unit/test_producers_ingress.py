@@ -1,0 +1,61 @@
+"""The ingress's handler with Kafka played: what one record may never do to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, cast
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from bad_manifests import good_manifest
+from opentinker.compose.runtime.settings import KafkaSettings
+from opentinker.producers.core.requests import Authority, Decision
+from opentinker.producers.ingress import handler as subject
+from opentinker.producers.live import LiveFeed
+from opentinker.schemas.records import InputRecord
+from opentinker.schemas.topics import ALERTS, COMMANDS, REPLIES, REQUESTS, dead_letter_topic
+
+
+class Kafka:
+    """Acks at once, and remembers."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes]] = []
+
+    async def send(self, topic: str, value: bytes, **_: Any) -> asyncio.Future[None]:
+        self.sent.append((topic, value))
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+
+def request(offset: int) -> InputRecord:
+    headers = {"ce_id": str(offset), "ce_type": "io.opentinker.SubmitTrainingJob.v1", "ce_source": "there", "content-type": "application/json"}
+    value = json.dumps(good_manifest(f"job-{offset}")).encode()
+    said = tuple((name, text.encode()) for name, text in headers.items())
+    return InputRecord(topic=REQUESTS, partition=0, offset=offset, append_time_ms=0, key=None, value=value, headers=said)
+
+
+def test_a_record_that_breaks_the_judge_is_answered_and_kept_and_the_next_one_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = subject.decide
+
+    def broken(record: InputRecord, **more: Any) -> Decision:
+        if record.offset == 0:
+            raise ValueError("Maximum serialization depth exceeded")
+        return judge(record, **(more | {"now_ms": 0}))
+
+    async def run() -> list[tuple[str, bytes]]:
+        kafka = Kafka()
+        feed = LiveFeed(KafkaSettings(), "test", tails=False)
+        authority = Authority(keys={}, trusted_namespaces=frozenset({"default"}))
+        handler = subject.RequestHandler(
+            partitions=4, authority=authority, environments=frozenset({"CartPole-v1"}), feed=feed, producer=cast("AIOKafkaProducer", kafka)
+        )
+        await handler.handle([request(0), request(1)])
+        return kafka.sent
+
+    monkeypatch.setattr(subject, "decide", broken)
+    sent = asyncio.run(run())
+    assert [topic for topic, _ in sent] == [COMMANDS, REPLIES, dead_letter_topic(REQUESTS), ALERTS, REPLIES]
+    assert b"could not be judged" in sent[1][1]
