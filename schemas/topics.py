@@ -103,7 +103,7 @@ _TABLE = (
     Topic(name=REPORTS, key="pool", written_by="agents, scheduler (ticks)", read_by="scheduler",
           messages=(reports.AgentStarted, reports.Heartbeat, reports.AttemptEnded, reports.Tick),
           retention_ms=2 * _DAY_MS, log_append_time=True, partitions="inputs", dead_letters=True, summary="Heartbeats and attempt reports"),
-    Topic(name=ADMIN, key="pool", written_by="administrators", read_by="scheduler", messages=(admin.CordonNode, admin.UncordonNode),
+    Topic(name=ADMIN, key="pool", written_by="administrators", read_by="scheduler", messages=(admin.CordonNode, admin.UncordonNode, admin.AcknowledgeBrake),
           retention_ms=30 * _DAY_MS, log_append_time=True, partitions="inputs", dead_letters=True, summary="Configuration of pools and nodes"),
     Topic(name=JOURNAL, key="none", written_by="scheduler, one writer a partition", read_by="scheduler, its read replica", messages=(),
           retention_ms=-1, log_append_time=True, partitions="inputs", message_bytes_max=JOURNAL_BYTES_MAX, summary="What was decided, before anyone sees it"),
@@ -122,7 +122,7 @@ _TABLE = (
           messages=(checkpoints.CheckpointCommitted, checkpoints.ModelVersionRegistered), retention_ms=30 * _DAY_MS,
           summary="Committed checkpoints and registered model versions"),
     Topic(name=ALERTS, key="subject", written_by="scheduler, ingress, registry", read_by="anyone",
-          messages=(alerts.DeadLettered, alerts.NodeLost, alerts.NodeRecovered), retention_ms=30 * _DAY_MS, partitions=1,
+          messages=(alerts.DeadLettered, alerts.NodeLost, alerts.NodeRecovered, alerts.BrakeEngaged, alerts.BrakeReleased), retention_ms=30 * _DAY_MS, partitions=1,
           dead_letters=True, summary="What somebody should look at"),
 )  # fmt: skip
 

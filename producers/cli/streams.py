@@ -157,9 +157,9 @@ async def _replay(settings: KafkaSettings, name: str, offset: int, value: bytes 
         reader.seek(places[0], offset)
         record = await asyncio.wait_for(reader.getone(), 10)
     target = _header(record, "ot-original-topic")
-    headers = [
-        (key, content) for key, content in record.headers if not key.startswith("ot-original") and key not in ("ot-error", "ot-errors", "ot-reader")
-    ]
+    if value is None and (size := _header(record, "ot-original-bytes")):
+        raise click.UsageError(f"only the first {len(record.value):,} of {int(size):,} bytes were kept; give the whole record by --value-file")
+    headers = [(key, content) for key, content in record.headers if not key.startswith("ot-original") and key not in _ADDED_HEADERS]
     original_key = next((content for key, content in record.headers if key == "ot-original-key"), None)
     partition = int(_header(record, "ot-original-partition"))
     sender = kafka.producer(settings, "dlq-replay")

@@ -146,7 +146,7 @@ class Effects:
 
     # Alerts
 
-    def alert(self, subject: str, message: alerts.NodeLost | alerts.NodeRecovered) -> None:
+    def alert(self, subject: str, message: alerts.NodeLost | alerts.NodeRecovered | alerts.BrakeEngaged | alerts.BrakeReleased) -> None:
         self.outputs.append(Output(topic=ALERTS, key=subject, message=message))
 
 

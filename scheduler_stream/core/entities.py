@@ -18,6 +18,7 @@ __all__ = [
     "KINDS",
     "Allocation",
     "Attempt",
+    "Brake",
     "Clock",
     "DeviceSlot",
     "Entity",
@@ -202,6 +203,18 @@ class NodeLease:
     heard_ms: int = 0  # broker time of the newest heartbeat
 
 
-Entity = Clock | Job | Attempt | Node | NodeLease
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brake:
+    """A pool's brake. `silent` and `unknown`: (node or job uid, pool time), newest last, within the window."""
 
-KINDS: Final[dict[str, type[Entity]]] = {"clock": Clock, "job": Job, "attempt": Attempt, "node": Node, "lease": NodeLease}
+    pool: str
+    engaged: bool = False
+    reason: str = ""
+    silent: tuple[tuple[str, int], ...] = ()
+    unknown: tuple[tuple[str, int], ...] = ()
+    acknowledged_until: int = 0  # pool time until which it does not engage again
+
+
+Entity = Clock | Job | Attempt | Node | NodeLease | Brake
+
+KINDS: Final[dict[str, type[Entity]]] = {"clock": Clock, "job": Job, "attempt": Attempt, "node": Node, "lease": NodeLease, "brake": Brake}

@@ -15,6 +15,7 @@ from opentinker.schemas.messages.placements import StopReason
 from opentinker.schemas.messages.reports import AttemptOutcome, AttemptPhase, FailureClass
 
 from .attempts import change_part, free_allocation, lose_part, next_command, settle, stop_attempt, train
+from .brake import may_evict, may_stop_unknown, node_returned
 from .effects import Effects
 from .entities import Allocation, Attempt, DeviceSlot, Node, NodeLease, Part, Result, Training
 from .lifecycle import PART_OVER, JobMove, PartMove, PartPhase
@@ -57,7 +58,7 @@ def agent_started(effects: Effects, report: reports.AgentStarted) -> None:
     state.capacity_freed(node.pool)
     if known is not None and not known.alive:
         state.timer(effects.now + node.lease_timeout_ms, "lease", node.name)
-        effects.alert(node.name, alerts.NodeRecovered(node=node.name, pool=node.pool, time_ms=effects.broker_ms))
+        _recovered(effects, node)
     if not same:
         _adopt(effects, node, had, listed)
     _judge_listed(effects, node.name, report.adopted, heartbeat_sequence=None)
@@ -81,9 +82,9 @@ def heartbeat(effects: Effects, report: reports.Heartbeat) -> None:
     if node is None or lease is None or node.incarnation != report.incarnation:
         return
     if not node.alive:
-        effects.alert(node.name, alerts.NodeRecovered(node=node.name, pool=node.pool, time_ms=effects.broker_ms))
         node = replace(node, alive=True)
         state.put(node)
+        _recovered(effects, node)
         state.timer(effects.now + node.lease_timeout_ms, "lease", node.name)
         state.capacity_freed(node.pool)
     if report.capacity is not None:
@@ -99,6 +100,11 @@ def heartbeat(effects: Effects, report: reports.Heartbeat) -> None:
     state.put(replace(lease, expires_at=effects.now + node.lease_timeout_ms, applied_seq=applied, heard_ms=effects.broker_ms))
     _judge_listed(effects, node.name, report.attempts, report.sequence)
     _judge_missing(effects, node.name, report, applied)
+
+
+def _recovered(effects: Effects, node: Node) -> None:
+    effects.alert(node.name, alerts.NodeRecovered(node=node.name, pool=node.pool, time_ms=effects.broker_ms))
+    node_returned(effects, node.pool, node.name)
 
 
 def _judge_listed(effects: Effects, node_name: str, listed: Iterable[reports.AttemptProgress], heartbeat_sequence: int | None) -> None:
@@ -155,16 +161,25 @@ def _stop_unknown(effects: Effects, node_name: str, item: reports.AttemptProgres
     held = next((a for a in node.allocations if (a.job_uid, a.attempt_number) == (item.job_uid, item.attempt_number)), None)
     if held is not None and held.stop_sent_at and effects.now - held.stop_sent_at < COMMAND_RESEND_MS:
         return
+    told = may_stop_unknown(effects, node.pool, item.job_uid) if held is None or held.unknown else True
+    if not told:
+        if held is None:
+            effects.state.put(replace(node, allocations=(*node.allocations, _unknown(item))))
+        return
     seq = next_command(effects, node_name)
     node = effects.state.nodes[node_name]
     if held is None:
-        held = Allocation(
-            job_uid=item.job_uid, attempt_number=item.attempt_number, lease_epoch=item.lease_epoch,
-            cpu_millis=0, memory_bytes=0, devices=(), unknown=True,
-        )  # fmt: skip
+        held = _unknown(item)
     others = tuple(a for a in node.allocations if (a.job_uid, a.attempt_number) != (item.job_uid, item.attempt_number))
     effects.state.put(replace(node, allocations=(*others, replace(held, stop_sent_at=max(1, effects.now)))))
     effects.stop_unknown(node.name, node.incarnation, seq, item.job_uid, item.attempt_number, item.lease_epoch)
+
+
+def _unknown(item: reports.AttemptProgress) -> Allocation:
+    return Allocation(
+        job_uid=item.job_uid, attempt_number=item.attempt_number, lease_epoch=item.lease_epoch,
+        cpu_millis=0, memory_bytes=0, devices=(), unknown=True,
+    )  # fmt: skip
 
 
 def _judge_missing(effects: Effects, node_name: str, report: reports.Heartbeat, applied: int) -> None:
@@ -245,17 +260,23 @@ def _decide(effects: Effects, attempt: Attempt, part: Part, report: reports.Atte
 
 
 def expire_lease(effects: Effects, node_name: str) -> None:
-    """Without a heartbeat for the lease's time the node is given up; what it held stays held until it is heard of again."""
+    """Without a heartbeat for the lease's time the node is given up; what it held stays held until it is heard of again.
+
+    Under the brake its attempts are not given up yet: it comes here again when the brake lets go.
+    """
     node, lease = effects.state.nodes.get(node_name), effects.state.leases.get(node_name)
-    if node is None or lease is None or not node.alive:
+    if node is None or lease is None:
         return
     if lease.expires_at > effects.now:
         effects.state.timer(lease.expires_at, "lease", node_name)
         return
-    effects.state.put(replace(node, alive=False))
-    held = tuple(sorted(attempt.job_uid for attempt, _ in _parts_on(effects, node_name)))
     reason = f"no heartbeat for {node.lease_timeout_ms / 1000:g} s"
-    effects.alert(node_name, alerts.NodeLost(node=node_name, pool=node.pool, reason=reason, attempts=held, time_ms=effects.broker_ms))
+    if node.alive:
+        effects.state.put(replace(node, alive=False))
+        held = tuple(sorted(attempt.job_uid for attempt, _ in _parts_on(effects, node_name)))
+        effects.alert(node_name, alerts.NodeLost(node=node_name, pool=node.pool, reason=reason, attempts=held, time_ms=effects.broker_ms))
+    if not may_evict(effects, node.pool, node_name):
+        return
     for attempt, part in _parts_on(effects, node_name):
         current = effects.state.attempts.get(attempt.job_uid)
         if current is not None:

@@ -10,6 +10,11 @@ from typing import Final
 __all__ = [
     "BACKOFF_BASE_MS",
     "BACKOFF_MAX_MS",
+    "BRAKE_ATTEMPTS_SHARE_PERCENT",
+    "BRAKE_COUNT_MIN",
+    "BRAKE_KEPT_MAX",
+    "BRAKE_NODES_SHARE_PERCENT",
+    "BRAKE_WINDOW_MS",
     "CLOCK_STEP_MAX_MS",
     "COMMANDS_PER_STEP_MAX",
     "COMMAND_RESEND_MS",
@@ -34,6 +39,13 @@ STOP_GRACE_S: Final = 30  # a checkpoint of a gigabyte needs about two seconds, 
 BACKOFF_BASE_MS: Final = 1_000
 BACKOFF_MAX_MS: Final = 300_000
 TERMINAL_KEPT_MS: Final = 25 * 3_600_000  # uids are remembered for longer than the 24 h after which a command is stale
+
+# The brake (DESIGN.md §5): more than 30 % of nodes and at least five within 30 s, or more than 10 % of live attempts and at least five.
+BRAKE_WINDOW_MS: Final = 30_000
+BRAKE_COUNT_MIN: Final = 5
+BRAKE_NODES_SHARE_PERCENT: Final = 30
+BRAKE_ATTEMPTS_SHARE_PERCENT: Final = 10
+BRAKE_KEPT_MAX: Final = 4_096  # far above what a pool of 10,000 nodes needs to cross its share
 
 # Bounds of one step: what is left over is taken up by the next input, a tick at the latest.
 TIMERS_PER_STEP_MAX: Final = 64

@@ -16,7 +16,7 @@ from typing import cast
 import orjson
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 
-from .entities import Attempt, Clock, Entity, Job, Node, NodeLease, Requirement
+from .entities import Attempt, Brake, Clock, Entity, Job, Node, NodeLease, Requirement
 
 __all__ = ["Change", "Free", "Queue", "State", "entity_id", "entity_kind"]
 
@@ -79,6 +79,7 @@ class State:
         self.attempts: dict[str, Attempt] = {}
         self.nodes: dict[str, Node] = {}
         self.leases: dict[str, NodeLease] = {}
+        self.brakes: dict[str, Brake] = {}
         # Derived:
         self.names: dict[tuple[str, str, str], str] = {}  # (pool, namespace, name) → uid of the live job
         self.queues: dict[str, Queue] = {}
@@ -98,7 +99,7 @@ class State:
     def entity_keys(self) -> list[tuple[str, str]]:
         """Every entity's (kind, id) in id order."""
         found = [(_CLOCK, _CLOCK)]
-        for kind in ("attempt", "job", "lease", "node"):
+        for kind in ("attempt", "brake", "job", "lease", "node"):
             found.extend((kind, id) for id in sorted(self._map(kind)))
         return found
 
@@ -149,7 +150,13 @@ class State:
         self.queue(pool).blocked.clear()
 
     def _map(self, kind: str) -> dict[str, Entity]:
-        maps: dict[str, object] = {"job": self.jobs, "attempt": self.attempts, "node": self.nodes, "lease": self.leases}
+        maps: dict[str, object] = {
+            "job": self.jobs,
+            "attempt": self.attempts,
+            "node": self.nodes,
+            "lease": self.leases,
+            "brake": self.brakes,
+        }
         return cast("dict[str, Entity]", maps[kind])
 
     def _set(self, kind: str, id: str, value: Entity | None) -> None:
@@ -171,7 +178,7 @@ class State:
         elif kind == "lease":
             if before is None and value is not None:
                 self.timer(cast("NodeLease", value).expires_at, "lease", id)
-        elif value is not None and (before is None or cast("Attempt", before).running_at != cast("Attempt", value).running_at):
+        elif kind == "attempt" and value is not None and (before is None or cast("Attempt", before).running_at != cast("Attempt", value).running_at):
             self.timer(0, "attempt", id)  # due at once: the timer's own check finds the real deadline
 
     def _roll_back(self) -> None:
@@ -231,6 +238,8 @@ def entity_kind(entity: Entity) -> str:
         return "attempt"
     if isinstance(entity, Node):
         return "node"
+    if isinstance(entity, Brake):
+        return "brake"
     return "lease" if isinstance(entity, NodeLease) else _CLOCK
 
 
@@ -241,4 +250,6 @@ def entity_id(entity: Entity) -> str:
         return entity.job_uid
     if isinstance(entity, Node):
         return entity.name
+    if isinstance(entity, Brake):
+        return entity.pool
     return entity.node if isinstance(entity, NodeLease) else _CLOCK

@@ -17,6 +17,7 @@ from opentinker.schemas.quantities import format_duration
 from opentinker.schemas.records import Message
 
 from .attempts import stop_attempt
+from .brake import acknowledge
 from .effects import Effects, Output
 from .entities import Attempt, Result
 from .invariants import change_violations
@@ -83,6 +84,8 @@ def _apply(effects: Effects, item: StepInput) -> None:
             cordon(effects, message.node, True)
         case admin.UncordonNode() as message:
             cordon(effects, message.node, False)
+        case admin.AcknowledgeBrake() as message:
+            acknowledge(effects, message.pool, message.requested_by)
         case _:
             pass  # a tick, or a record that is dead-lettered: time passes
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentinker.schemas.manifest import parse_manifest, spec_digest
-from opentinker.schemas.messages import placements
+from opentinker.schemas.messages import BrakeEngaged, placements
 from opentinker.schemas.messages.commands import CancelJob, SubmitJob
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 from opentinker.schemas.messages.reports import AttemptOutcome, AttemptPhase, FailureClass, Tick
@@ -58,12 +58,13 @@ class _Story:
         self.offsets: Counter[str] = Counter()
         self.agents = [
             SimAgent(f"node-{i}", "default", 1000 * self.random.choice((2, 4, 8)), 2**30 * 16, self.random.choice((0, 1, 2, 4)))
-            for i in range(self.random.randint(1, 8))
+            for i in range(self.random.randint(1, 10))
         ]
         self.commands: list[tuple[int, int, Message]] = []  # (due, sequence, command)
         self.reports: list[tuple[int, int, Message]] = []
         self.sequence = 0
         self.broker_up = True
+        self.cut_until = 0
         self.submitted: list[str] = []
 
     # The log
@@ -77,6 +78,8 @@ class _Story:
         for output in result.outputs:
             if output.topic == PLACEMENTS:
                 self.deliver(output.message)
+            elif isinstance(output.message, BrakeEngaged):
+                self.report.faults["brake"] += 1
 
     def deliver(self, command: Message) -> None:
         """Per job, order is kept; some arrive twice or late."""
@@ -175,7 +178,7 @@ class _Story:
             self.append(COMMANDS, command)
 
     def fault(self) -> None:
-        kind = self.random.choice(("kill", "cut", "fail", "user_error", "restart", "cancel", "broker"))
+        kind = self.random.choice(("kill", "cut", "fail", "user_error", "restart", "cancel", "broker", "cut_most"))
         agent = self.random.choice(self.agents)
         if kind == "kill" and agent.alive:
             agent.alive = False
@@ -183,6 +186,11 @@ class _Story:
             self.report.faults[kind] += 1
         elif kind == "cut" and agent.connected:
             agent.connected = False
+            self.report.faults[kind] += 1
+        elif kind == "cut_most" and len(self.agents) > 5:
+            for each in self.agents[: len(self.agents) - 1]:
+                each.connected = False
+            self.cut_until = self.now + 16_000  # longer than a lease
             self.report.faults[kind] += 1
         elif kind in ("fail", "user_error") and agent.alive and agent.attempts:
             held = self.random.choice(list(agent.attempts.values()))
@@ -200,7 +208,7 @@ class _Story:
 
     def heal(self, everything: bool = False) -> None:
         for agent in self.agents:
-            if not agent.connected and (everything or self.random.random() < 0.1):
+            if not agent.connected and (everything or self.now > self.cut_until) and (everything or self.random.random() < 0.1):
                 agent.connected = True
             if not agent.alive and agent.connected and self.broker_up and (everything or self.random.random() < 0.2):
                 agent.backlog.clear()

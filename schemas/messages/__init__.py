@@ -6,8 +6,8 @@ admin (administrators), placements and job events and alerts (scheduler), traini
 
 from __future__ import annotations
 
-from .admin import CordonNode, UncordonNode
-from .alerts import DeadLettered, NodeLost, NodeRecovered
+from .admin import AcknowledgeBrake, CordonNode, UncordonNode
+from .alerts import BrakeEngaged, BrakeReleased, DeadLettered, NodeLost, NodeRecovered
 from .checkpoints import CheckpointCommitted, ModelVersionRegistered
 from .commands import CancelJob, SubmitJob
 from .jobs import (
@@ -46,6 +46,7 @@ from .requests import CancelTrainingJob, JobAccepted, JobRejected, RequestRefere
 from .training import LogLines, MetricValue, TrainingMetrics
 
 __all__ = [
+    "AcknowledgeBrake",
     "AgentStarted",
     "AttemptEnded",
     "AttemptFinished",
@@ -55,6 +56,8 @@ __all__ = [
     "AttemptProgress",
     "AttemptRunning",
     "AttemptStopping",
+    "BrakeEngaged",
+    "BrakeReleased",
     "CancelJob",
     "CancelTrainingJob",
     "Cause",

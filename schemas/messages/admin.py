@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..records import Message
 from .types import Name, NodeName, Text
 
-__all__ = ["CordonNode", "UncordonNode"]
+__all__ = ["AcknowledgeBrake", "CordonNode", "UncordonNode"]
 
 
 class CordonNode(Message):
@@ -19,4 +19,11 @@ class CordonNode(Message):
 class UncordonNode(Message):
     pool: Name
     node: NodeName
+    requested_by: Text
+
+
+class AcknowledgeBrake(Message):
+    """What the brake holds back is really lost or unknown: evict and stop it."""
+
+    pool: Name
     requested_by: Text

@@ -8,7 +8,7 @@ from ..errors import FieldError
 from ..records import Message
 from .types import JobUid, Millis, Name, NodeName, Text
 
-__all__ = ["DeadLettered", "NodeLost", "NodeRecovered"]
+__all__ = ["BrakeEngaged", "BrakeReleased", "DeadLettered", "NodeLost", "NodeRecovered"]
 
 
 class DeadLettered(Message):
@@ -33,4 +33,20 @@ class NodeLost(Message):
 class NodeRecovered(Message):
     node: NodeName
     pool: Name
+    time_ms: Millis
+
+
+class BrakeEngaged(Message):
+    """Too much would be evicted or stopped at once: it is more likely that something between is broken. Placement on healthy nodes goes on."""
+
+    pool: Name
+    reason: Text
+    nodes: tuple[NodeName, ...] = ()  # that fell silent
+    attempts: tuple[JobUid, ...] = ()  # that agents run and the scheduler does not know
+    time_ms: Millis
+
+
+class BrakeReleased(Message):
+    pool: Name
+    reason: Text
     time_ms: Millis

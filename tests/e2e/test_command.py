@@ -106,3 +106,19 @@ def test_a_dead_letter_is_listed_mended_and_replayed(full_stack: Any, tmp_path: 
     until(lambda: opentinker(full_stack, "get", "job", "replayed").returncode == 0, "the mended request is a job")
     fails(opentinker(full_stack, "dlq", "list", "--topic", "opentinker.jobs.request.v1"), 2, "did you mean opentinker.jobs.requests.v1?")
     fails(opentinker(full_stack, "dlq", "replay", "opentinker.jobs.requests.v1", "999999"), 2, "holds offsets")
+
+
+def test_a_cordoned_node_takes_nothing_until_it_is_uncordoned(full_stack: Any) -> None:
+    def state() -> str:
+        nodes = json.loads(ok(opentinker(full_stack, "get", "nodes", "-o", "json")))
+        return str(next(node["state"] for node in nodes if node["node"] == "node-1"))
+
+    ok(opentinker(full_stack, "cordon", "node-1"))
+    until(lambda: state() == "Cordoned", "node-1 is cordoned")
+    uid = ok(opentinker(full_stack, "submit", "-f", "-", "-o", "name", stdin=manifest("four", replicas=4, resources={"gpu": 1}))).strip()
+    until(lambda: job(full_stack, uid)["status"]["reason"] == "Cordoned", "the gang waits for the cordoned node")
+    assert "1 of its" in ok(opentinker(full_stack, "explain", uid))
+    ok(opentinker(full_stack, "uncordon", "node-1"))
+    ok(opentinker(full_stack, "watch", uid))
+    fails(opentinker(full_stack, "cordon", "Not A Node"), 2, "is not a name")
+    assert "lets go" in ok(opentinker(full_stack, "brake", "acknowledge"))

@@ -20,7 +20,9 @@ def test_no_seed_breaks_a_property_and_every_fault_bites() -> None:
         report = simulate(seed)
         faults += report.faults
         phases += report.phases
-    assert {kind for kind, count in faults.items() if count >= 20} == {"kill", "cut", "fail", "user_error", "restart", "cancel", "broker"}
+    assert {kind for kind, count in faults.items() if count >= 20} == {
+        "kill", "cut", "cut_most", "brake", "fail", "user_error", "restart", "cancel", "broker",
+    }  # fmt: skip
     assert phases["Completed"] > 1000
     assert phases["Cancelled"] > 20
     assert phases["Failed"] > 20

@@ -95,7 +95,26 @@ def test_an_unknown_command_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "down", "status", "submit", "get", "describe", "watch", "logs", "explain", "cancel", "topics", "metrics", "dlq", "simulate"]
+    "command",
+    [
+        "up",
+        "down",
+        "status",
+        "submit",
+        "get",
+        "describe",
+        "watch",
+        "logs",
+        "explain",
+        "cancel",
+        "topics",
+        "metrics",
+        "dlq",
+        "simulate",
+        "cordon",
+        "uncordon",
+        "brake",
+    ],
 )
 def test_every_command_has_help(command: str) -> None:
     result = CliRunner().invoke(cli, [command, "--help"])

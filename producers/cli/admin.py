@@ -1,0 +1,71 @@
+"""Commands of administrators: they write `scheduler.admin`, which Kafka's access control keeps for them."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import time
+import uuid
+
+import click
+from opentinker.compose.runtime import kafka
+from opentinker.compose.runtime.settings import load_settings
+from opentinker.schemas.messages import AcknowledgeBrake, CordonNode, UncordonNode
+from opentinker.schemas.records import Message, encode
+from opentinker.schemas.topics import ADMIN, partition_of
+from pydantic import ValidationError
+
+__all__ = ["brake", "cordon", "uncordon"]
+
+pool_option = click.option("--pool", default="default", show_default=True, help="The pool the node is in.")
+
+
+@click.command()
+@click.argument("node")
+@pool_option
+def cordon(node: str, pool: str) -> None:
+    """Place nothing new on NODE; what runs there goes on."""
+    _tell(CordonNode, pool, node=node)
+    click.echo(f"node {node} is cordoned; opentinker uncordon {node} takes it back")
+
+
+@click.command()
+@click.argument("node")
+@pool_option
+def uncordon(node: str, pool: str) -> None:
+    """Let NODE take work again."""
+    _tell(UncordonNode, pool, node=node)
+    click.echo(f"node {node} takes work again")
+
+
+@click.group()
+def brake() -> None:
+    """The brake that holds back mass evictions."""
+
+
+@brake.command()
+@pool_option
+def acknowledge(pool: str) -> None:
+    """Say that the losses are real: what the brake holds back is evicted and stopped."""
+    _tell(AcknowledgeBrake, pool)
+    click.echo(f"the brake of pool {pool} lets go if it is engaged")
+
+
+def _tell(kind: type[Message], pool: str, **fields: str) -> None:
+    try:
+        message = kind.model_validate({"pool": pool, "requested_by": f"cli:{getpass.getuser()}", **fields})
+    except ValidationError as error:
+        field = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise click.UsageError(f"{field}: {fields.get(field, pool)!r} is not a name; use a-z, 0-9, '-' and '.'") from None
+    asyncio.run(_send(message, pool))
+
+
+async def _send(message: Message, pool: str) -> None:
+    settings = load_settings().kafka
+    value, headers = encode(message, id=uuid.uuid4().hex, source="opentinker/cli", time_ms=int(time.time() * 1000))
+    sender = kafka.producer(settings, "opentinker-cli")
+    await sender.start()
+    try:
+        await sender.send_and_wait(ADMIN, value, key=pool.encode(), partition=partition_of(pool, settings.partitions), headers=list(headers))
+    finally:
+        await sender.stop()
