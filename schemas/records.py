@@ -18,13 +18,26 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .errors import FieldError, InvalidMessage, field_errors, nearest
 
-__all__ = ["Envelope", "InputRecord", "Message", "OutputRecord", "decode", "encode", "header_text", "job_uid_of", "traceparent_of"]
+__all__ = [
+    "UNREADABLE_HEADER",
+    "Envelope",
+    "InputRecord",
+    "Message",
+    "OutputRecord",
+    "check_readable",
+    "decode",
+    "encode",
+    "header_text",
+    "job_uid_of",
+    "traceparent_of",
+]
 
 Headers = tuple[tuple[str, bytes], ...]
 _TYPE_PREFIX = "io.opentinker."
 _JOB_NAMESPACE = uuid.UUID("9d0ce0a4-5a0c-5b63-9d5c-0f6a3a1f7c11")
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _ID_CHARACTERS_MAX = 256
+UNREADABLE_HEADER = "ot-unreadable"  # of a stand-in for a record that the reader's client could not give it: why
 
 
 class Message(BaseModel):
@@ -114,8 +127,16 @@ def traceparent_of(headers: Headers) -> str:
     return text if _TRACEPARENT.fullmatch(text) else ""
 
 
+def check_readable(headers: Headers) -> None:
+    """Raises InvalidMessage for a stand-in."""
+    reason = header_text(headers, UNREADABLE_HEADER)
+    if reason is not None:
+        raise InvalidMessage([FieldError(field="", message=f"cannot be read: {reason}", remedy="send it as a smaller record, uncompressed")])
+
+
 def decode(headers: Headers, value: bytes | None, accepted: Mapping[str, type[M]]) -> Envelope[M]:
     """Read a record as one of the `accepted` messages (by ce_type). Raises InvalidMessage naming header or field."""
+    check_readable(headers)
     ce_type = _required(headers, "ce_type")
     model = accepted.get(ce_type)
     if model is None:

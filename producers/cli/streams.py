@@ -14,7 +14,7 @@ from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings, load_settings
 from opentinker.schemas.errors import nearest
 from opentinker.schemas.messages import TrainingMetrics
-from opentinker.schemas.records import decode
+from opentinker.schemas.records import UNREADABLE_HEADER, decode
 from opentinker.schemas.topics import METRICS, TOPICS, accepted_types, dead_letter_topic, topic_table
 
 from .output import format_option, print_data, print_table, safe
@@ -22,6 +22,7 @@ from .output import format_option, print_data, print_table, safe
 __all__ = ["dlq", "metrics", "topics"]
 
 _LETTERS_MAX = 10_000
+_ADDED_HEADERS = {"ot-error", "ot-errors", "ot-reader", UNREADABLE_HEADER}
 
 
 @click.group()

@@ -15,7 +15,7 @@ from opentinker.schemas.dead_letters import bounded_errors
 from opentinker.schemas.errors import FieldError, InvalidMessage, nearest
 from opentinker.schemas.messages import CancelJob, CancelTrainingJob, JobAccepted, JobRejected, RequestReference, SubmitJob
 from opentinker.schemas.messages.requests import SUBMIT_REQUEST_TYPE
-from opentinker.schemas.records import InputRecord, Message, OutputRecord, decode, encode, header_text
+from opentinker.schemas.records import InputRecord, Message, OutputRecord, check_readable, decode, encode, header_text
 from opentinker.schemas.topics import REPLIES
 
 from .documents import read_json
@@ -69,6 +69,7 @@ Decision = Accepted | Refused
 def decide(record: InputRecord, *, authority: Authority, environments: Collection[str], known: KnownJobs, now_ms: int) -> Decision:
     """What to do with one record. Never raises for what a record holds."""
     try:
+        check_readable(record.headers)
         ce_type, ce_id, ce_source = (_required(record, name) for name in ("ce_type", "ce_id", "ce_source"))
         _check_fresh(record, now_ms)
         if ce_type == SUBMIT_REQUEST_TYPE:

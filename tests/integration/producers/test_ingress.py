@@ -14,6 +14,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from bad_manifests import BAD_MANIFESTS, BadManifest, good_manifest
 from hostile import send_hostile_header
+from opentinker.compose.runtime.kafka import client_options
 from opentinker.producers.core.signature import sign
 from opentinker.schemas.messages import CancelJob, DeadLettered, JobAccepted, JobPhase, JobRejected, JobStatus, SubmitJob
 from opentinker.schemas.records import InputRecord, decode, encode, job_uid_of
@@ -221,6 +222,22 @@ async def test_a_record_that_the_client_cannot_parse_stops_nobody(stack: Any, in
     for place in sent:
         reply = await replies.wait_for(lambda record, at=(place.partition, place.offset): _request_place(record) == at)
         assert isinstance(answer(reply[0]), JobRejected)
+
+
+@pytest.mark.parametrize("mebibytes", [20, 100])
+async def test_a_small_batch_that_expands_far_stops_nobody(
+    stack: Any, ingress: int, sender: AIOKafkaProducer, replies: Topic, mebibytes: int
+) -> None:
+    """The broker's limit is for compressed batches: one becomes a dead letter that had to be cut, the other is not expanded at all."""
+    after = unique("req")
+    async with AIOKafkaProducer(**client_options(stack.settings.kafka), compression_type="gzip", max_request_size=2**28) as hostile:
+        place = await hostile.send_and_wait(REQUESTS, b" " * (mebibytes * 2**20), partition=0, headers=headers(unique("bad")))
+    await sender.send_and_wait(REQUESTS, body(unique()), partition=0, headers=headers(after))
+    assert isinstance(answer((await replies.wait_for(to(after), timeout_s=REPLY_TIMEOUT_S))[0]), JobAccepted)
+    [reply] = await replies.wait_for(lambda record: _request_place(record) == (place.partition, place.offset))
+    rejected = answer(reply)
+    assert isinstance(rejected, JobRejected)
+    assert any(words in rejected.errors[0].message for words in ("more than 65,536", "cannot be expanded"))
 
 
 def _request_place(record: InputRecord) -> tuple[int, int]:
