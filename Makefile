@@ -14,11 +14,13 @@ INSTALL := $(PYTHON) compose/local/preflight.py install --venv $(VENV)
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
+demo up test: STARTS := --starts-stack
+
 venv: ## Install what the stack needs
-	@$(INSTALL) --kind local
+	@$(INSTALL) --kind local $(STARTS)
 
 dev: ## Install what tests and checks need, too
-	@$(INSTALL) --kind dev
+	@$(INSTALL) --kind dev $(STARTS)
 
 demo: venv ## Start everything and train CartPole to its goal (DOWN=1 stops it all)
 	@$(BIN)/python -m opentinker.compose.local.demo $(if $(DOWN),--down)

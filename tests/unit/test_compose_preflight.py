@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentinker.compose.local import preflight
 from opentinker.compose.local.preflight import find_problem
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +22,7 @@ _FINE: dict[str, Any] = {
     "disk_free_gb": 20.0,
     "disk_needed_gb": 7.5,
     "memory_gb": 8.0,
+    "memory_needed_gb": 3.0,
     "newer_python": None,
 }
 
@@ -28,6 +30,7 @@ _FINE: dict[str, Any] = {
 def test_nothing_is_said_where_all_is_well() -> None:
     assert find_problem(**_FINE) is None
     assert find_problem(**(_FINE | {"memory_gb": None})) is None
+    assert find_problem(**(_FINE | {"memory_gb": 0.2, "memory_needed_gb": 0.0})) is None, "what starts nothing needs none: `make down` least of all"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,48 @@ def test_an_older_python_prints_the_line_and_exits_2(version: str) -> None:
     result = subprocess.run([older, str(script), "install", "--kind", "local", "--venv", "/nonexistent"], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert re.fullmatch(rf"make: Python {re.escape(version)} is too old, 3\.11 is needed: .*\n", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "words"),
+    [
+        ("preflight._disk_free_gb = lambda path: 3.0", "3.0 GB of disk are free"),
+        ("preflight.memory_available_gb = lambda: 1.0", "1.0 GB of memory are available, 3.0 GB are needed"),
+        ("preflight.platform.system = lambda: 'Darwin'", "Darwin"),
+        ("sys.modules['ensurepip'] = None; importlib.util.find_spec = lambda name: None", "venv module is missing"),
+    ],
+)
+def test_a_machine_that_cannot_do_it_prints_one_line_and_exits_2_before_anything_is_made(lacking: str, words: str, tmp_path: Path) -> None:
+    arguments = ["preflight.py", "install", "--kind", "local", "--starts-stack", "--venv", str(tmp_path / "venv")]
+    code = f"import sys, importlib.util; sys.path.insert(0, 'compose/local'); import preflight; {lacking}; sys.argv = {arguments}; preflight.main()"
+    environment = {**os.environ, "OPENTINKER_HOME": str(tmp_path / "home")}
+    result = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert re.fullmatch(rf"make: .*{re.escape(words)}.*\n", result.stderr)
+    assert result.stdout == ""
+    assert not (tmp_path / "venv").exists()
+
+
+def test_progress_counts_what_pip_has_fetched_and_says_when_it_unpacks(tmp_path: Path) -> None:
+    packages, fetched = tmp_path / "lib" / "python3.11" / "site-packages", tmp_path / "downloads" / "pip-unpack-a"
+    packages.mkdir(parents=True)
+    fetched.mkdir(parents=True)
+    progress = preflight._Progress(tmp_path, tmp_path / "downloads", 3.4)
+    with (fetched / "torch.whl").open("wb") as file:
+        file.truncate(1_230_000_000)
+    assert progress._text(progress._began + 75) == "1.23 of about 3.4 GB fetched, 1 min 15 s"
+    (packages / "torch").mkdir()
+    assert progress._text(progress._began + 8) == "1.23 of about 3.4 GB fetched; unpacking, 8 s"
+
+
+def test_memory_is_asked_for_only_where_a_stack_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENTINKER_HOME", str(tmp_path))
+    assert preflight.memory_needed_gb(starts_stack=False) == 0
+    assert preflight.memory_needed_gb(starts_stack=True) == 3.0
+    record = tmp_path / "run" / "pids" / "supervisord.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(f'{{"pid": {os.getpid()}}}')
+    assert preflight.memory_needed_gb(starts_stack=True) == 1.5, "the stack runs already"
 
 
 def _older_python(version: str) -> str | None:
