@@ -6,6 +6,7 @@ It listens on 127.0.0.1 behind a generated password (a Unix socket's path would 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import http.client
 import json
@@ -29,6 +30,20 @@ __all__ = ["SUPERVISOR", "Supervisor", "render_configuration", "render_spec"]
 SUPERVISOR = "supervisord"
 _LAUNCH = Path(__file__).with_name("launch.py")
 _SIGNALS = {"TERM": 15, "INT": 2}
+_INHERITED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "TZ",
+    "TMPDIR",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "XDG_CACHE_HOME",
+)
 _RESTARTS_MAX = 30  # supervisord waits one second longer before each: about eight minutes in all, then FATAL until the next `up`
 _LOG_BYTES, _LOG_BACKUPS = 8 * 2**20, 2  # 24 MiB a program at most
 
@@ -70,7 +85,7 @@ def render_configuration(home: Home, programs: Sequence[Program], port: int, pas
     ]
     for program in programs:
         spec = home.run / f"{program.name}.json"
-        changed = hashlib.sha256(render_spec(program, home.pids / f"{program.name}.json").encode()).hexdigest()[:12]
+        changed = _digest(program, home.pids / f"{program.name}.json")
         lines += [
             "",
             f"[program:{program.name}]",
@@ -88,6 +103,12 @@ def render_configuration(home: Home, programs: Sequence[Program], port: int, pas
             f"stdout_logfile_backups={_LOG_BACKUPS}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _digest(program: Program, record: Path) -> str:
+    """Of what makes the program another one. The caller's shell does not: `up` from an activated environment must restart nothing."""
+    own = {name: value for name, value in program.env.items() if name not in _INHERITED}
+    return hashlib.sha256(render_spec(dataclasses.replace(program, env=own), record).encode()).hexdigest()[:12]
 
 
 def _quoted(path: object) -> str:
@@ -191,18 +212,4 @@ class Supervisor:
 
 def scrubbed_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What every program inherits: how to find programs, the language, certificates and proxies. No other variable of the caller's shell."""
-    kept = (
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "TZ",
-        "TMPDIR",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
-        "XDG_CACHE_HOME",
-    )
-    return {name: environ[name] for name in kept if name in environ} | {"LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
+    return {name: environ[name] for name in _INHERITED if name in environ} | {"LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}

@@ -128,8 +128,9 @@ def test_secrets_and_settings_are_readable_by_their_owner_alone(home: Home) -> N
     assert home.secrets.stat().st_mode & 0o777 == 0o700
 
 
-def test_up_on_a_running_stack_changes_nothing_and_adds_what_is_missing(home: Home) -> None:
+def test_up_on_a_running_stack_changes_nothing_and_adds_what_is_missing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     up(home, _POSTGRES, _QUIET)
+    monkeypatch.setenv("PATH", f"/another/shell:{os.environ['PATH']}")
     first = {program.name: program.pid for program in read_status(home).programs}
     up(home, dataclasses.replace(_PARTS, only=("postgres", "s3")), _QUIET)
     second = {program.name: program.pid for program in read_status(home).programs}
