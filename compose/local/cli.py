@@ -72,8 +72,8 @@ def up(only: str, fresh: bool, agents: int, gpus_per_agent: int, cpu_per_agent: 
         _fail("interrupted; everything that was started is stopped", 130)
     progress.say("the stack is ready")
     if not options.only:
-        click.echo(f"\n  page and API   http://127.0.0.1:{layout.ports['gateway']}\n  API key        {home.secrets / 'api-key'}")
-        click.echo(f"  Kafka          127.0.0.1:{layout.ports['kafka']}\n  stop it        opentinker down")
+        _print_addresses(home, layout.ports["gateway"], layout.ports["kafka"] if "kafka" in layout.embedded else None)
+        click.echo("  stop it        opentinker down")
 
 
 @click.command()
@@ -106,6 +106,9 @@ def status(output: str) -> None:
         click.echo(yaml.safe_dump(found.as_json(), sort_keys=False), nl=False)
     else:
         _print_table(found)
+        ports = {name: port for program in found.programs for name, port in program.ports.items()}
+        if found.running and "gateway" in ports:
+            _print_addresses(_home(), ports["gateway"], ports.get("kafka"))
     healthy = found.running and all(program.state in ("running", "stopped") for program in found.programs)
     sys.exit(0 if healthy else 1)
 
@@ -135,6 +138,13 @@ def _print_table(found: StackStatus) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(f"\n{found.home}: {sum(program.pss_bytes for program in found.programs) / 2**20:.0f} MiB in all")
+
+
+def _print_addresses(home: Home, gateway: int, kafka: int | None) -> None:
+    """Where people and programs reach the stack; an outside Kafka is known to whoever named it."""
+    click.echo(f"\n  page and API   http://127.0.0.1:{gateway}\n  API key        {home.secrets / 'api-key'}")
+    if kafka is not None:
+        click.echo(f"  Kafka          127.0.0.1:{kafka}")
 
 
 def _fail(text: str, code: int) -> NoReturn:

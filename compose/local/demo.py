@@ -47,9 +47,13 @@ def demo(stop: bool) -> None:
     except StackError as error:
         click.echo(f"make demo: {error}", err=True)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        click.echo("\nmake demo: interrupted; what runs goes on until `make down`", err=True)
+        sys.exit(130)
     finally:
         if stop:
             down(home, progress)
+            click.echo("stopped; data and keys stay, the next `make demo` registers the next version")
     sys.exit(0 if reached else 1)
 
 
@@ -83,7 +87,7 @@ def _submit(client: Client) -> JobView:
 def _judge(view: JobView) -> bool:
     status, progress = view.status, view.status.progress
     checks = [
-        ("job completed", status.phase == "Completed", f"{status.phase} {status.message}".strip()),
+        ("job completed", status.phase == "Completed", ": ".join(filter(None, (status.phase, status.message)))),
         (
             f"mean return of the last 100 episodes at least {_GOAL_RETURN:g}",
             (progress.mean_return or 0.0) >= _GOAL_RETURN,

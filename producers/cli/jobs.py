@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,7 +72,12 @@ def _print_dry_run(answer: dict[str, Any], form: str) -> None:
         print_data(answer, form)
         return
     rows = next((value for value in answer.values() if isinstance(value, list)), [])
-    print_table(("FIELD", "VALUE", "SOURCE"), [tuple(row.values())[:3] if isinstance(row, dict) else row for row in rows], "nothing to show")
+    print_table(("FIELD", "VALUE", "SOURCE"), [(row["field"], _value(row["value"]), row["source"]) for row in rows], "nothing to show")
+
+
+def _value(value: Any) -> str:
+    """As a manifest would say it."""
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _raise_unless_completed(view: JobView) -> None:
@@ -102,7 +109,7 @@ def get(kind: str, name: str | None, namespace: str, all_namespaces: bool, phase
         elif kind == "models":
             _print_rows(
                 client.models(namespace),
-                ("namespace", "name", "lastVersion", "createdAt"),
+                ("namespace", "name", "latestVersion", "createdAt"),
                 output,
                 "no models yet: a job that completes registers one",
             )
@@ -168,7 +175,9 @@ def _print_rows(rows: list[dict[str, Any]], fields: tuple[str, ...], form: str, 
         print_data(rows, form)
         return
     shown = [field for field in fields if any(field in row for row in rows)] or list(fields)
-    print_table([field.upper() for field in shown], [[row.get(field, "") for field in shown] for row in rows], empty)
+    print_table(
+        [re.sub("(?<=[a-z])(?=[A-Z])", " ", field).upper() for field in shown], [[row.get(field, "") for field in shown] for row in rows], empty
+    )
 
 
 @click.command()
@@ -204,11 +213,14 @@ def describe(job: str, namespace: str, output: str) -> None:
 
 def _event_text(event: dict[str, Any]) -> str:
     data = event.get("data", event)
-    return str(data.get("message") or data.get("reason") or data.get("nodes") or data.get("stop_reason") or "")
+    nodes = f"on {', '.join(data['nodes'])}" if data.get("nodes") else ""
+    return str(data.get("message") or data.get("reason") or nodes or data.get("stop_reason") or "")
 
 
 def _manifest_of(view: JobView) -> dict[str, Any]:
-    metadata = {"name": view.metadata.name, "namespace": view.metadata.namespace, "labels": view.metadata.labels}
+    """As it was asked for: what is at its default there does not count as given."""
+    given = {"labels": view.metadata.labels, "namespace": "" if view.metadata.namespace == "default" else view.metadata.namespace}
+    metadata = {"name": view.metadata.name} | {name: value for name, value in given.items() if value}
     return {"apiVersion": "opentinker.io/v1", "kind": "TrainingJob", "metadata": metadata, "spec": view.spec}
 
 
@@ -266,7 +278,8 @@ def explain(job: str, namespace: str, output: str) -> None:
     if output in ("json", "yaml"):
         print_data(answer, output)
         return
-    click.echo(safe(f"{answer.get('name', job)}: {answer.get('phase')}, {answer.get('reason')}"))
+    phase, reason = str(answer.get("phase", "")), str(answer.get("reason", ""))
+    click.echo(safe(f"{answer.get('name', job)}: {phase}{f', {reason}' if reason not in ('', phase) else ''}"))
     click.echo(safe(str(answer.get("text", ""))))
     if answer.get("position"):
         click.echo(f"position {answer['position']} in pool {answer.get('pool')}")

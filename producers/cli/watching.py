@@ -26,7 +26,9 @@ def line_of(view: JobView, elapsed_s: float) -> str:
         parts.append(f"{status.replicas_running}/{status.replicas} replicas")
     if progress.global_step:
         total = f" of {progress.total_steps:,}" if progress.total_steps else ""
-        parts += [f"{progress.global_step:,} steps{total}", f"{progress.env_steps_per_s:,.0f} steps/s"]
+        parts.append(f"{progress.global_step:,} steps{total}")
+        if not status.terminal:
+            parts.append(f"{progress.env_steps_per_s:,.0f} steps/s")
     if progress.mean_return is not None:
         parts.append(f"mean return {progress.mean_return:.1f}")
     if progress.eta_s is not None and not status.terminal:

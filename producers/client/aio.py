@@ -129,7 +129,9 @@ class AsyncClient:
                 response = await self._http.request(call.method, call.path, params=call.params, content=call.body, headers=call.headers)
             except httpx.HTTPError as error:
                 if last or not calls.may_retry(call, None):
-                    raise UnreachableError(f"no answer from {self.connection.url}: {_reason(error)}; is the gateway running?") from None
+                    raise UnreachableError(
+                        f"no answer from {self.connection.url}: {_reason(error)}; is the gateway running? `opentinker up` starts a local one"
+                    ) from None
                 await asyncio.sleep(calls.delay_before_retry(attempt, None, random.random()))  # noqa: S311
                 continue
             if response.status_code < 400:

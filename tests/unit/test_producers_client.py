@@ -69,19 +69,24 @@ def test_retries_are_bounded_spread_and_only_where_they_do_no_harm() -> None:
 
 
 def test_a_line_of_progress_says_phase_steps_speed_return_and_eta() -> None:
-    view = JobView.model_validate(
+    view = _view("Running")
+    assert line_of(view, 12) == "Running   │ 3/4 replicas │ 81,920 steps of 409,600 │ 5,120 steps/s │ mean return 187.3 │ ETA 1 min 4 s │ 12 s"
+    assert line_of(_view("Completed"), 12) == "Completed │ 81,920 steps of 409,600 │ mean return 187.3 │ 12 s", "what is over has no speed"
+
+
+def _view(phase: str) -> JobView:
+    return JobView.model_validate(
         {
             "metadata": {"uid": "u", "name": "n", "namespace": "default"},
             "spec": {},
             "status": {
-                "phase": "Running",
+                "phase": phase,
                 "replicas": 4,
                 "replicasRunning": 3,
                 "progress": {"globalStep": 81920, "totalSteps": 409600, "envStepsPerS": 5120.4, "meanReturn": 187.34, "etaS": 64},
             },
         }
     )
-    assert line_of(view, 12) == "Running   │ 3/4 replicas │ 81,920 steps of 409,600 │ 5,120 steps/s │ mean return 187.3 │ ETA 1 min 4 s │ 12 s"
 
 
 def test_text_of_others_cannot_drive_the_terminal() -> None:
