@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -47,10 +47,14 @@ class _LazyGroup(click.Group):
         try:
             command: click.Command = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
-            if error.name is not None and error.name.startswith("opentinker."):
-                raise
-            raise click.ClickException(f"opentinker {cmd_name} needs the Python package {error.name}; install opentinker[local]") from None
+            raise _needs(cmd_name, error) from None
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:  # commands import what they need when they run
+            raise _needs(ctx.invoked_subcommand or "", error) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -65,6 +69,15 @@ class _LazyGroup(click.Group):
             guess = nearest(args[0], _COMMANDS)
             hint = f"did you mean {guess}?" if guess else "see opentinker --help"
             raise click.UsageError(f"unknown command {args[0]!r}; {hint}") from None
+
+
+def _needs(command: str, error: ModuleNotFoundError) -> Exception:
+    """The light client meets a command of the whole installation. A module of ours that is missing is a defect, and stays one."""
+    if error.name is not None and error.name.startswith("opentinker."):
+        return error
+    return click.ClickException(
+        f"opentinker {command} needs the Python package {error.name}; install opentinker[local], or use the environment of `make venv`"
+    )
 
 
 @click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

