@@ -55,7 +55,8 @@ class TrainerGang:
 
     def events(self, rank: int, kind: str) -> list[dict[str, Any]]:
         lines = (self.directory / str(rank) / "events").read_text().splitlines()
-        return [event for event in map(json.loads, lines) if event["type"] == kind]
+        said = [json.loads(line) for line in lines if line.startswith("{")]  # what else it prints is for the job's log
+        return [event for event in said if event["type"] == kind]
 
     def until(self, kind: str, count: int = 1, rank: int = 0, timeout_s: float = 60) -> dict[str, Any]:
         """Wait for the `count`-th event of a kind."""
