@@ -23,7 +23,7 @@ from typing import Dict, List, Optional, Tuple
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_MIN = (3, 11)
 # Measured on Linux x86-64: PyTorch comes with its CUDA libraries, which are most of it.
-DOWNLOAD_GB, DISK_GB, MINUTES = 3.4, 6.5, "3 to 10"
+DOWNLOAD_GB, DISK_GB, MINUTES = 3.3, 6.5, "3 to 10"
 TOOLS_DOWNLOAD_GB, TOOLS_DISK_GB = 0.15, 0.4  # what tests and checks need beyond that
 SPARE_DISK_GB = 1.0  # for the stack's data, logs and Kafka's jars
 CACHE_DISK_GB = 16.0  # with less than this free, pip keeps no second copy of its downloads
