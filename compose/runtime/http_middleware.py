@@ -16,7 +16,7 @@ from opentinker.schemas.errors import FieldError
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .http import problem
+from .http import ProblemError, problem
 from .metrics import LATENCY_BUCKETS_S, counter, histogram
 
 __all__ = ["HttpShell", "host_names"]
@@ -84,12 +84,12 @@ class HttpShell:
             return problem(421, f"the Host header names {host[:80]!r}, which is not this service; use one of {', '.join(sorted(self._hosts))}")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._body_bytes_max:
-            return self._too_large(int(length))
+            return _response(self._too_large(f"{int(length):,} bytes"))
         return None
 
-    def _too_large(self, size: int) -> Response:
-        error = FieldError(field="", message=f"is {size:,} bytes, more than {self._body_bytes_max:,}", remedy="send a smaller document")
-        return problem(413, error.text(), [error], {"Connection": "close"})
+    def _too_large(self, size: str) -> ProblemError:
+        error = FieldError(field="", message=f"is {size}, more than {self._body_bytes_max:,}", remedy="send a smaller document")
+        return ProblemError(413, error.text(), [error], {"Connection": "close"})
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         received = 0
@@ -100,15 +100,16 @@ class HttpShell:
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
                 if received > self._body_bytes_max:
-                    raise _BodyTooLargeError
+                    # Of the kind that apps answer themselves: Starlette turns any other exception into a 500 before it gets back here.
+                    raise self._too_large(f"at least {received:,} bytes")
             return message
 
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 exchange.on_start = lambda: limit.reschedule(None)  # a stream, once begun, may last
                 await self._app(scope, bounded_receive, exchange.send)
-        except _BodyTooLargeError:
-            await self._instead(scope, receive, exchange, self._too_large(received))
+        except ProblemError as error:
+            await self._instead(scope, receive, exchange, _response(error))
         except TimeoutError:
             detail = f"no answer within {self._timeout_s:.0f} s; try again"
             await self._instead(scope, receive, exchange, problem(503, detail, headers={"Retry-After": "5"}))
@@ -127,8 +128,8 @@ def _nothing() -> None:
     pass
 
 
-class _BodyTooLargeError(Exception):
-    """More came than was allowed."""
+def _response(error: ProblemError) -> Response:
+    return problem(error.status, error.detail, error.errors, error.headers)
 
 
 class _Exchange:
