@@ -18,6 +18,7 @@ for _ in $(seq 20); do
   answer=$(kcat -b "$bootstrap" -C -t opentinker.jobs.replies.v1 -o -200 -e -q -f '%k\t%s\n' 2>/dev/null | awk -F'\t' -v id="$ce_id" '$1 == id' | tail -n 1)
   if [ -n "$answer" ]; then
     printf '%s\n' "${answer#*$'\t'}"
+    case "$answer" in *'"errors":'*) exit 1 ;; esac
     exit 0
   fi
   sleep 0.1
