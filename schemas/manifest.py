@@ -190,6 +190,14 @@ class JobSpec(_Part):
     pool: DnsLabel = "default"
     max_runtime: Duration = Field("7d", description="running time over all attempts, after which the job fails")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, value: Any) -> Any:
+        """For commands, whose sender may have checked nothing: `parse_manifest` has said it better, by path."""
+        for error in plain_errors(value):
+            raise ValueError(f"{error.field} {error.message}; {error.remedy}")
+        return value
+
 
 class TrainingJob(_Part):
     """What a user asks for."""

@@ -19,7 +19,7 @@ from .brake import may_evict, may_stop_unknown, node_returned
 from .effects import Effects
 from .entities import Allocation, Attempt, DeviceSlot, Node, NodeLease, Part, Result, Training
 from .lifecycle import PART_OVER, JobMove, PartMove, PartPhase
-from .policy import COMMAND_RESEND_MS, ENDED_KEPT_MAX
+from .policy import COMMAND_RESEND_MS, ENDED_KEPT_MAX, FIGURE_MAX
 
 __all__ = ["agent_started", "attempt_ended", "cordon", "expire_lease", "heartbeat"]
 
@@ -322,12 +322,17 @@ def _training(item: reports.AttemptProgress) -> Training:
     return Training(
         global_step=item.global_step,
         total_steps=item.total_steps,
-        env_steps_per_s=round(item.env_steps_per_s),
-        mean_return_milli=None if item.mean_return is None else round(item.mean_return * 1000),
+        env_steps_per_s=_whole(item.env_steps_per_s),
+        mean_return_milli=None if item.mean_return is None else _whole(item.mean_return * 1000),
         episodes=item.episodes,
         checkpoint_id=item.checkpoint_id,
         checkpoint_step=item.checkpoint_step,
     )
+
+
+def _whole(value: float) -> int:
+    """Rounded, and cut to what the journal can hold: an environment may pay any reward."""
+    return round(max(-FIGURE_MAX, min(FIGURE_MAX, value)))
 
 
 def _final_training(attempt: Attempt, report: reports.AttemptEnded) -> Training:
@@ -337,7 +342,7 @@ def _final_training(attempt: Attempt, report: reports.AttemptEnded) -> Training:
         before,
         global_step=max(before.global_step, report.global_step),
         episodes=max(before.episodes, report.episodes),
-        mean_return_milli=before.mean_return_milli if report.mean_return is None else round(report.mean_return * 1000),
+        mean_return_milli=before.mean_return_milli if report.mean_return is None else _whole(report.mean_return * 1000),
         checkpoint_id=report.checkpoint_id or before.checkpoint_id,
         checkpoint_step=max(before.checkpoint_step, report.checkpoint_step),
         env_steps_per_s=0,

@@ -38,6 +38,7 @@ START_TIMEOUT_MS: Final = 180_000  # placement → every replica running; import
 STOP_GRACE_S: Final = 30  # a checkpoint of a gigabyte needs about two seconds, a slow store ten times that
 BACKOFF_BASE_MS: Final = 1_000
 BACKOFF_MAX_MS: Final = 300_000
+FIGURE_MAX: Final = 2**62  # of what a training reports, in thousandths: the journal's integers have 64 bits
 TERMINAL_KEPT_MS: Final = 25 * 3_600_000  # uids are remembered for longer than the 24 h after which a command is stale
 
 # The brake (DESIGN.md §5): more than 30 % of nodes and at least five within 30 s, or more than 10 % of live attempts and at least five.

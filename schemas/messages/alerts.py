@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ..errors import FieldError
 from ..records import Message
-from .types import JobUid, Millis, Name, NodeName, Text
+from .types import Count, JobUid, Millis, Name, NodeName, Text
 
 __all__ = ["BrakeEngaged", "BrakeReleased", "DeadLettered", "NodeLost", "NodeRecovered"]
 
@@ -15,8 +15,8 @@ class DeadLettered(Message):
     """A record could not be read. Its original bytes, headers and the error are on `dead_letter_topic`."""
 
     topic: Text
-    partition: int
-    offset: int
+    partition: Count
+    offset: Count
     dead_letter_topic: Text
     errors: tuple[FieldError, ...] = Field(min_length=1)
     time_ms: Millis

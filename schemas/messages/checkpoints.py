@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from ..records import Message
-from .types import Count, Digest, JobUid, Millis, Name, Uid
+from .types import Count, Digest, JobUid, Millis, Name, Ordinal, Uid
 
 __all__ = ["CheckpointCommitted", "ModelVersionRegistered"]
 
@@ -13,8 +11,8 @@ __all__ = ["CheckpointCommitted", "ModelVersionRegistered"]
 class CheckpointCommitted(Message):
     job_uid: JobUid
     namespace: Name
-    attempt_number: int = Field(ge=1)
-    lease_epoch: int = Field(ge=1)
+    attempt_number: Ordinal
+    lease_epoch: Ordinal
     checkpoint_id: Uid
     global_step: Count
     size_bytes: Count
@@ -26,7 +24,7 @@ class CheckpointCommitted(Message):
 class ModelVersionRegistered(Message):
     namespace: Name
     model: Name
-    version: int = Field(ge=1)
+    version: Ordinal
     job_uid: JobUid
     checkpoint_id: Uid
     time_ms: Millis

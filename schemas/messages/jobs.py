@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ..records import Message
-from .types import Count, Digest, JobUid, Millis, Name, NodeName, Text, Uid
+from .types import Count, Digest, JobUid, Millis, Name, NodeName, Ordinal, Text, Uid, Whole
 
 __all__ = [
     "AttemptFinished",
@@ -66,14 +66,14 @@ class Cause(Message):
     """The input that led to an event."""
 
     topic: Text
-    partition: int
-    offset: int
+    partition: Count
+    offset: Count
     append_time_ms: Millis
 
 
 class ModelReference(Message):
     name: Name
-    version: int = Field(ge=1)
+    version: Ordinal
 
 
 class Progress(Message):
@@ -93,7 +93,7 @@ class JobEvent(Message):
     namespace: Name
     name: Name
     pool: Name
-    revision: int = Field(ge=1)
+    revision: Ordinal
     time_ms: Millis  # broker time of the cause
     cause: Cause
 
@@ -111,18 +111,18 @@ class JobUnschedulable(JobEvent):
 
 
 class AttemptPlaced(JobEvent):
-    attempt_number: int
-    lease_epoch: int
-    nodes: dict[NodeName, tuple[int, ...]]  # ranks by node
-    scheduling_latency_ms: int  # up to the input that led to it; the broker's stamp of the placement adds the rest
+    attempt_number: Count
+    lease_epoch: Count
+    nodes: dict[NodeName, tuple[Count, ...]]  # ranks by node
+    scheduling_latency_ms: Whole  # up to the input that led to it; the broker's stamp of the placement adds the rest
 
 
 class AttemptRunning(JobEvent):
-    attempt_number: int
+    attempt_number: Count
 
 
 class AttemptStopping(JobEvent):
-    attempt_number: int
+    attempt_number: Count
     reason: Text
     message: Text = ""
 
@@ -130,7 +130,7 @@ class AttemptStopping(JobEvent):
 class AttemptFinished(JobEvent):
     """Every part of the attempt is over or its lease has run out."""
 
-    attempt_number: int
+    attempt_number: Count
     outcome: Text
     failure_class: Text | None = None
     message: Text = ""
@@ -140,13 +140,13 @@ class AttemptFinished(JobEvent):
 
 
 class JobRequeued(JobEvent):
-    attempt_number: int  # of the attempt that ended
+    attempt_number: Count  # of the attempt that ended
     reason: Text
     delay_ms: Millis
 
 
 class JobCompleted(JobEvent):
-    attempt_number: int
+    attempt_number: Count
     stop_reason: Text
     global_step: Count
     episodes: Count
@@ -158,7 +158,7 @@ class JobCompleted(JobEvent):
 class JobFailed(JobEvent):
     reason: Text
     message: Text
-    attempt_number: int  # 0: none was started
+    attempt_number: Count  # 0: none was started
 
 
 class JobCancelled(JobEvent):
@@ -173,7 +173,7 @@ class JobStatus(Message):
     namespace: Name
     name: Name
     pool: Name
-    revision: int = Field(ge=1)
+    revision: Ordinal
     phase: JobPhase
     reason: Text = ""
     message: Text = ""
@@ -181,10 +181,10 @@ class JobStatus(Message):
     spec: dict[str, Any]
     spec_digest: Digest
     submitted_by: Text = ""
-    attempt_number: int = 0
-    lease_epoch: int = 0
-    replicas: int = Field(ge=1)
-    replicas_running: int = 0
+    attempt_number: Count = 0
+    lease_epoch: Count = 0
+    replicas: Ordinal
+    replicas_running: Count = 0
     nodes: tuple[NodeName, ...] = ()
     progress: Progress = Progress()
     stop_reason: Text = ""

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from ..records import Message
-from .types import Count, Digest, JobUid, Millis, Name, NodeName, Text, Uid
+from .types import Count, Digest, JobUid, Millis, Name, NodeName, Ordinal, Text, Uid
 
 __all__ = ["Rendezvous", "ReplicaAssignment", "ResumeAttempt", "StartAttempt", "StopAttempt", "StopReason"]
 
@@ -29,7 +29,7 @@ class StopReason(StrEnum):
 
 class ReplicaAssignment(Message):
     rank: int = Field(ge=0, lt=4096)
-    devices: tuple[int, ...] = Field((), max_length=64)  # indices on this node
+    devices: tuple[Count, ...] = Field((), max_length=64)  # indices on this node
 
 
 class Rendezvous(Message):
@@ -42,12 +42,12 @@ class Rendezvous(Message):
 class _Command(Message):
     node: NodeName
     incarnation: Uid
-    command_seq: int = Field(ge=1)
+    command_seq: Ordinal
     job_uid: JobUid
     namespace: Name
     name: Name
-    attempt_number: int = Field(ge=1)
-    lease_epoch: int = Field(ge=1)
+    attempt_number: Ordinal
+    lease_epoch: Ordinal
     valid_until_ms: Millis
 
 
@@ -59,7 +59,7 @@ class StartAttempt(_Command):
     cpu_millis: Count  # per replica
     memory_bytes: Count  # per replica
     rendezvous: Rendezvous
-    seed: int = Field(ge=0)
+    seed: Count
     spec: dict[str, Any]  # JobSpec as JSON
     spec_digest: Digest
     model: Name  # the model a success is registered under

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ..records import Message
 from .jobs import ModelReference
-from .types import Count, JobUid, Millis, Name, NodeName, Text, Uid
+from .types import Count, JobUid, Millis, Name, NodeName, Ordinal, Text, Uid, Whole
 
 __all__ = [
     "AgentStarted",
@@ -74,10 +74,10 @@ class AttemptProgress(Message):
     """What one node knows of one attempt. Only the node that runs rank 0 knows returns and checkpoints."""
 
     job_uid: JobUid
-    attempt_number: int = Field(ge=1)
-    lease_epoch: int = Field(ge=1)
+    attempt_number: Ordinal
+    lease_epoch: Ordinal
     phase: AttemptPhase
-    replicas_running: int = Field(0, ge=0)
+    replicas_running: Count = 0
     global_step: Count = 0
     total_steps: Count = 0
     env_steps_per_s: ReturnValue = 0.0
@@ -126,13 +126,13 @@ class AttemptEnded(Message):
     incarnation: Uid
     pool: Name
     job_uid: JobUid
-    attempt_number: int = Field(ge=1)
-    lease_epoch: int = Field(ge=1)
-    ranks: tuple[int, ...] = Field(max_length=1024)
+    attempt_number: Ordinal
+    lease_epoch: Ordinal
+    ranks: tuple[Count, ...] = Field(max_length=1024)
     outcome: AttemptOutcome
     failure_class: FailureClass | None = None
     message: Text = ""
-    exit_codes: dict[int, int] = Field(default_factory=dict, max_length=1024)  # by rank; negative: the signal
+    exit_codes: dict[Count, Whole] = Field(default_factory=dict, max_length=1024)  # by rank; negative: the signal
     global_step: Count = 0
     episodes: Count = 0
     mean_return: ReturnValue | None = None
@@ -145,7 +145,7 @@ class AttemptEnded(Message):
 class Tick(Message):
     """Makes time pass in a partition that nobody writes to."""
 
-    partition: int = Field(ge=0)
+    partition: Count
     worker: Uid
     sequence: Count
     sent_ms: Millis

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ..errors import FieldError
 from ..records import Message
-from .types import JobUid, Name, Text
+from .types import Count, JobUid, Name, Text
 
 __all__ = ["SUBMIT_REQUEST_TYPE", "CancelTrainingJob", "JobAccepted", "JobRejected", "RequestReference"]
 
@@ -36,8 +36,8 @@ class RequestReference(Message):
     """Which record a reply answers, also when it had no `ce_id`."""
 
     topic: Text
-    partition: int
-    offset: int
+    partition: Count
+    offset: Count
     ce_id: Text | None = None
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..records import Message
-from .types import Count, JobUid, Millis, Name, NodeName, Text
+from .types import Count, JobUid, Millis, Name, NodeName, Ordinal, Text
 
 __all__ = ["LogLines", "MetricValue", "TrainingMetrics"]
 
@@ -27,9 +27,9 @@ class TrainingMetrics(Message):
 
     job_uid: JobUid
     namespace: Name
-    attempt_number: int = Field(ge=1)
-    lease_epoch: int = Field(ge=1)
-    replica_rank: int = Field(ge=0)
+    attempt_number: Ordinal
+    lease_epoch: Ordinal
+    replica_rank: Count
     node: NodeName
     global_step: Count
     update: Count
@@ -42,8 +42,8 @@ class LogLines(Message):
 
     job_uid: JobUid
     namespace: Name
-    attempt_number: int = Field(ge=1)
-    replica_rank: int = Field(ge=0)
+    attempt_number: Ordinal
+    replica_rank: Count
     node: NodeName
     stream: Literal["stdout", "stderr", "agent"]
     time_ms: Millis

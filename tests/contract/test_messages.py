@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -60,3 +62,23 @@ def test_an_unknown_field_of_a_newer_sender_is_ignored() -> None:
     headers, value, stored = load(GOLDEN / "Heartbeat.v1.json")
     newer = json.dumps({**stored, "from_the_future": {"x": 1}}).encode()
     assert decode(headers, newer, EVERY_TYPE).message == decode(headers, value, EVERY_TYPE).message
+
+
+def unbounded(schema: Any, path: str = "") -> Iterator[str]:
+    """Paths of whole numbers without both bounds."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from unbounded(part, path)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "integer" and not ({"maximum", "exclusiveMaximum"} & set(schema) and {"minimum", "exclusiveMinimum"} & set(schema)):
+            yield path
+        for key, part in schema.items():
+            named = key in ("properties", "$defs")
+            yield from (found for name in part for found in unbounded(part[name], f"{path}.{name}")) if named else unbounded(part, path)
+
+
+@pytest.mark.parametrize("model", EVERY_TYPE.values(), ids=lambda model: model.__name__)
+def test_every_whole_number_has_bounds(model: Any) -> None:
+    """What is larger than a reader's store holds stops that reader for ever. Amounts of the manifest are bounded by their own validators, as text may be."""
+    amounts = {"cpu", "memory", "every", "maxRuntime", "maxTime"}
+    assert [path for path in unbounded(model.model_json_schema()) if path.rpartition(".")[2] not in amounts] == []
