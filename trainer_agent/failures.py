@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from opentinker.schemas.errors import InvalidManifest
+from opentinker.schemas.errors import InvalidManifest, printable
 from opentinker.trainer_agent.protocol import ExitCode, TrainerOutcome
 from opentinker.trainer_agent.rl.checkpoint import BrokenCheckpointError
 from opentinker.trainer_agent.rl.environment import EnvironmentFailedError
@@ -21,7 +21,7 @@ class LeaseOverError(Exception):
 
 def classify(error: BaseException) -> tuple[TrainerOutcome, str]:
     """The outcome that `error` stands for, and one sentence for a person."""
-    text = f"{error}"[:_MESSAGE_CHARACTERS_MAX] or type(error).__name__
+    text = printable(f"{error}"[:_MESSAGE_CHARACTERS_MAX])[:_MESSAGE_CHARACTERS_MAX] or type(error).__name__  # half a character cannot be sent
     if isinstance(error, (EnvironmentFailedError, InvalidManifest)):
         return TrainerOutcome.USER_ERROR, text
     if isinstance(error, LeaseOverError):

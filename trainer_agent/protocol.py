@@ -18,6 +18,7 @@ from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Literal
 
 from opentinker.schemas.messages.jobs import ModelReference
+from opentinker.schemas.messages.types import Count
 from opentinker.schemas.registry_api import ResumeFrom
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -84,6 +85,9 @@ _EXIT_CODES = {
 }
 
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
@@ -132,7 +136,7 @@ class Ready(_Part):
 
     type: Literal["ready"] = "ready"
     transport: str
-    global_step: int  # > 0 after a resume
+    global_step: Count  # > 0 after a resume
     resume: Literal["fresh", "exact", "episodes-restarted"]
     weights_sha256: str  # equal on all ranks
     effective: dict[str, Any]  # what is run
@@ -140,12 +144,12 @@ class Ready(_Part):
 
 class ProgressReport(_Part):
     type: Literal["progress"] = "progress"
-    global_step: int
-    total_steps: int = 0  # 0: no step budget
-    updates: int = 0
-    episodes: int = 0
-    env_steps_per_s: float = 0.0
-    mean_return: float | None = None
+    global_step: Count
+    total_steps: Count = 0  # 0: no step budget
+    updates: Count = 0
+    episodes: Count = 0
+    env_steps_per_s: Finite = 0.0
+    mean_return: Finite | None = None
     paused: bool = False
 
 
@@ -153,16 +157,16 @@ class MetricsSample(_Part):
     """Names and units: `TrainingMetrics` of the schemas. Not finite: the strings "NaN", "Infinity", "-Infinity"."""
 
     type: Literal["metrics"] = "metrics"
-    global_step: int
-    update: int
-    time_ms: int
+    global_step: Count
+    update: Count
+    time_ms: Count
     values: dict[str, float]
 
 
 class CheckpointCommitted(_Part):
     type: Literal["checkpoint"] = "checkpoint"
     checkpoint_id: str
-    global_step: int
+    global_step: Count
     final: bool = False
 
 
@@ -173,12 +177,12 @@ class Stopped(_Part):
     outcome: TrainerOutcome
     message: str = ""
     stop_reason: str = ""
-    global_step: int = 0
-    updates: int = 0
-    episodes: int = 0
-    mean_return: float | None = None
+    global_step: Count = 0
+    updates: Count = 0
+    episodes: Count = 0
+    mean_return: Finite | None = None
     checkpoint_id: str | None = None
-    checkpoint_step: int = 0
+    checkpoint_step: Count = 0
     model: ModelReference | None = None
     weights_sha256: str = ""
 

@@ -148,3 +148,11 @@ def test_updates_times_batch_is_steps_times_epochs() -> None:
     training = _fresh()
     _after(training, 3)
     assert training.progress.updates * 32 == training.progress.global_step * 2
+
+
+def test_returns_that_are_no_numbers_are_kept() -> None:
+    training = _fresh()
+    training.iterate()
+    training.progress.add_episodes([float("inf"), float("-inf"), 1.5], [1, 1, 1])
+    resumed, _ = _resumed(training.capture({}))
+    assert list(resumed.progress.recent_returns) == list(training.progress.recent_returns)

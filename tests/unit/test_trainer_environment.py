@@ -1,11 +1,14 @@
 """One list of transitions from every autoreset mode; seeds; the state of CartPole. TRAINING-NOTES 4 and 12."""
 
+import sys
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from opentinker.trainer_agent.failures import classify
+from opentinker.trainer_agent.protocol import Stopped, TrainerOutcome, decode_event, encode_line
 from opentinker.trainer_agent.rl.environment import EnvironmentFailedError, SameStepCartPole, VectorStepper, derive_seed, make_vector
 
 
@@ -159,3 +162,22 @@ def test_an_environment_that_breaks_is_the_users_and_keeps_its_cause() -> None:
     with pytest.raises(EnvironmentFailedError, match="ZeroDivisionError: by my own hand") as caught:
         stepper.step(np.zeros(1, dtype=np.int64))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("code", [0, 1, None])
+def test_an_environment_that_exits_is_the_users_too(code: int | None) -> None:
+    class Leaving(Scripted):
+        def step(self, action: int) -> Any:
+            sys.exit(code)
+
+    stepper = VectorStepper(SyncVectorEnv([lambda: Leaving(0)], autoreset_mode=AutoresetMode.SAME_STEP))
+    stepper.reset([1])
+    with pytest.raises(EnvironmentFailedError, match="SystemExit"):
+        stepper.step(np.zeros(1, dtype=np.int64))
+
+
+def test_what_an_environment_says_can_be_sent() -> None:
+    outcome, text = classify(EnvironmentFailedError("cannot open 'caf\udce9\0'\x1b[2J" + "x" * 10_000))
+    assert outcome is TrainerOutcome.USER_ERROR
+    assert text.startswith(r"cannot open 'caf\udce9\x00'\x1b[2J")
+    assert decode_event(encode_line(Stopped(outcome=outcome, message=text))) == Stopped(outcome=outcome, message=text)

@@ -72,3 +72,11 @@ def test_the_last_rollout_is_cut_so_that_the_step_budget_is_met_exactly() -> Non
     assert progress.global_step == 1000
     assert taken == [32, 32, 32, 29]
     assert progress.steps_of_next_rollout(StopPlan(target_return=1.0), 8, 32) == 32
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e308])
+def test_a_mean_that_is_no_number_is_none_and_meets_no_target(value: float) -> None:
+    progress = Progress(window=2)
+    progress.add_episodes([value, value], [1, 1])
+    assert progress.mean_return is None
+    assert progress.end(StopPlan(target_return=1.0, window=2)) is None

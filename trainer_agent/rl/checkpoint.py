@@ -13,6 +13,8 @@ Source of the tensor format: https://github.com/huggingface/safetensors.
 from __future__ import annotations
 
 import json
+import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,7 +64,7 @@ def pack(learner: PPO, progress: Progress, environments: list[bytes], *, context
         "updates": progress.updates,
         "episodes": progress.episodes,
         "elapsed_s": progress.elapsed_s,
-        "recent_returns": list(progress.recent_returns),
+        "recent_returns": [value if math.isfinite(value) else str(value) for value in progress.recent_returns],  # JSON has no infinity
         "recent_lengths": list(progress.recent_lengths),
         "adam_step": learner.adam.steps,
         "parameters": {name: list(parameter.shape) for name, parameter in named.items()},
@@ -119,7 +121,7 @@ def unpack(files: dict[str, bytes], learner: PPO, window: int) -> Restored:
         updates=state["updates"],
         episodes=state["episodes"],
         elapsed_s=state["elapsed_s"],
-        recent_returns=state["recent_returns"],
+        recent_returns=deque(float(value) for value in state["recent_returns"]),
         recent_lengths=state["recent_lengths"],
     )
     blob = files.get(environment_file(learner.gang.rank))

@@ -31,7 +31,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class EnvironmentFailedError(Exception):
-    """The user's environment cannot be made or stepped. The text is for its author; the cause is chained."""
+    """The user's environment cannot be made or stepped. The text is for its author; the cause is chained.
+
+    SystemExit counts: `sys.exit()` in an environment is its author's, and trying again would end the same.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,7 @@ def registered(environment_id: str) -> EnvSpec:
         if module:
             importlib.import_module(module)
         return gym.spec(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvironmentFailedError(f"spec.environment: {environment_id!r} cannot be found: {type(error).__name__}: {error}") from error
 
 
@@ -124,7 +127,7 @@ def make_vector(environment_id: str, num_envs: int, kwargs: Mapping[str, Any] | 
             return SameStepCartPole(vector) if type(vector.unwrapped) is CartPoleVectorEnv else vector
         make: Callable[[], gym.Env[Any, Any]] = lambda: gym.make(spec, **options)  # noqa: E731
         return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvironmentFailedError(f"spec.environment: {environment_id!r} cannot be made: {type(error).__name__}: {error}") from error
 
 
@@ -206,7 +209,7 @@ class VectorStepper:
     def _guarded(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvironmentFailedError(f"the environment raised {type(error).__name__}: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -75,8 +76,12 @@ class Progress:
 
     @property
     def mean_return(self) -> float | None:
-        """Mean return of the last `window` episodes, or of as many as there are; None before the first."""
-        return sum(self.recent_returns) / len(self.recent_returns) if self.recent_returns else None
+        """Mean return of the last `window` episodes, or of as many as there are; None before the first, and while it is no number.
+
+        An infinite mean would meet every target, and nobody downstream could hold it.
+        """
+        mean = sum(self.recent_returns) / len(self.recent_returns) if self.recent_returns else math.nan
+        return mean if math.isfinite(mean) else None
 
     def end(self, plan: StopPlan) -> TrainingEnd | None:
         """The rule that holds now, or None. A target needs a full window: ten lucky first episodes are no solution."""
