@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 error, 2 usage or invalid input, 3 not found, 4 not authoris
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from typing import Any, Final
 
@@ -95,6 +96,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run a command; every expected failure is one line on standard error and an exit code."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what it says of a broker that is away, the failure says once
     try:
         sys.exit(cli.main(standalone_mode=False) or 0)
     except click.exceptions.Exit as error:
@@ -110,10 +112,10 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except Exception as error:
-        from .failures import exit_code_of
+        from .failures import exit_code_of, sentence_of
 
         code = exit_code_of(error)
         if code is None:
             raise
-        click.echo(f"opentinker: {error}", err=True)
+        click.echo(f"opentinker: {sentence_of(error)}", err=True)
         sys.exit(code)

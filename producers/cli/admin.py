@@ -10,10 +10,14 @@ import uuid
 import click
 from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import load_settings
+from opentinker.schemas.errors import nearest, shorten
 from opentinker.schemas.messages import AcknowledgeBrake, CordonNode, UncordonNode
 from opentinker.schemas.records import Message, encode
 from opentinker.schemas.topics import ADMIN, partition_of
 from pydantic import ValidationError
+
+from ..client import Client
+from ..client.errors import NotFoundError, OpenTinkerError
 
 __all__ = ["brake", "cordon", "uncordon"]
 
@@ -25,6 +29,7 @@ pool_option = click.option("--pool", default="default", show_default=True, help=
 @pool_option
 def cordon(node: str, pool: str) -> None:
     """Place nothing new on NODE; what runs there goes on."""
+    _must_exist(node, pool)
     _tell(CordonNode, pool, node=node)
     click.echo(f"node {node} is cordoned; opentinker uncordon {node} takes it back")
 
@@ -34,6 +39,7 @@ def cordon(node: str, pool: str) -> None:
 @pool_option
 def uncordon(node: str, pool: str) -> None:
     """Let NODE take work again."""
+    _must_exist(node, pool)
     _tell(UncordonNode, pool, node=node)
     click.echo(f"node {node} takes work again")
 
@@ -51,6 +57,18 @@ def acknowledge(pool: str) -> None:
     click.echo(f"the brake of pool {pool} lets go if it is engaged")
 
 
+def _must_exist(node: str, pool: str) -> None:
+    """A slip of the pen is told. Without a gateway or a key, which an administrator of Kafka need not have, nothing is known of nodes."""
+    try:
+        with Client() as client:
+            names = [str(item["node"]) for item in client.nodes() if item.get("pool") == pool]
+    except OpenTinkerError:
+        return
+    if node not in names:
+        guess = nearest(node, names)
+        raise NotFoundError(f"pool {pool} has no node {shorten(node)}; {f'did you mean {guess}?' if guess else 'see opentinker get nodes'}", 404)
+
+
 def _tell(kind: type[Message], pool: str, **fields: str) -> None:
     try:
         message = kind.model_validate({"pool": pool, "requested_by": f"cli:{getpass.getuser()}", **fields})
@@ -64,8 +82,8 @@ async def _send(message: Message, pool: str) -> None:
     settings = load_settings().kafka
     value, headers = encode(message, id=uuid.uuid4().hex, source="opentinker/cli", time_ms=int(time.time() * 1000))
     sender = kafka.producer(settings, "opentinker-cli")
-    await sender.start()
     try:
+        await sender.start()
         await sender.send_and_wait(ADMIN, value, key=pool.encode(), partition=partition_of(pool, settings.partitions), headers=list(headers))
     finally:
         await sender.stop()

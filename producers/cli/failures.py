@@ -6,7 +6,7 @@ from opentinker.schemas.errors import InvalidMessage
 
 from ..client import errors
 
-__all__ = ["exit_code_of"]
+__all__ = ["exit_code_of", "sentence_of"]
 
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.JobFailedError, 10),
@@ -28,7 +28,16 @@ def exit_code_of(error: Exception) -> int | None:
             return code
     if type(error).__module__.startswith("aiokafka"):
         return 1
+    if isinstance(error, OSError):  # a full disk, a folder that may not be written
+        return 1
     name = type(error).__name__
     if name == "SettingsError":
         return 2
     return 1 if name == "TopicMismatchError" else None
+
+
+def sentence_of(error: Exception) -> str:
+    """What is said of an expected failure."""
+    if type(error).__name__ == "KafkaConnectionError":
+        return f"Kafka does not answer ({error}); `opentinker up` starts a local one, OPENTINKER_KAFKA__BOOTSTRAP_SERVERS names another"
+    return str(error)

@@ -164,8 +164,8 @@ async def _replay(settings: KafkaSettings, name: str, offset: int, value: bytes 
     original_key = next((content for key, content in record.headers if key == "ot-original-key"), None)
     partition = int(_header(record, "ot-original-partition"))
     sender = kafka.producer(settings, "dlq-replay")
-    await sender.start()
     try:
+        await sender.start()
         sent = await sender.send_and_wait(target, record.value if value is None else value, key=original_key, partition=partition, headers=headers)
     finally:
         await sender.stop()
@@ -176,8 +176,8 @@ async def _replay(settings: KafkaSettings, name: str, offset: int, value: bytes 
 async def _reader(settings: KafkaSettings, topic: str) -> AsyncIterator[tuple[AIOKafkaConsumer, list[TopicPartition]]]:
     """A private reader of all partitions of a topic."""
     reader = kafka.groupless_consumer(settings, "opentinker-cli")
-    await reader.start()
     try:
+        await reader.start()
         table = topic_table(settings.partitions)
         places = [TopicPartition(topic, number) for number in range(table[topic][0])]
         reader.assign(places)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from opentinker.schemas.errors import shorten
+
 from .errors import OpenTinkerError
 
 __all__ = ["Connection", "find_connection"]
+
+_ADDRESS = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[!-~]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +30,22 @@ def find_connection(url: str | None = None, api_key: str | None = None) -> Conne
     config = home / "config.toml"
     if config.is_file():
         try:
-            gateway = tomllib.loads(config.read_text()).get("gateway", {})
-        except (OSError, tomllib.TOMLDecodeError) as error:
+            section = tomllib.loads(config.read_text()).get("gateway", {})
+            gateway = section if isinstance(section, dict) else {}
+        except (OSError, ValueError) as error:  # ValueError: no TOML, no UTF-8
             raise OpenTinkerError(f"{config} cannot be read: {error}; mend it, or run opentinker up again") from None
     found_url = url or os.environ.get("OPENTINKER_GATEWAY__URL") or str(gateway.get("url") or "http://127.0.0.1:8080")
     key = api_key or os.environ.get("OPENTINKER_API_KEY")
     if key is None:
         file = Path(os.environ.get("OPENTINKER_GATEWAY__API_KEY_FILE") or str(gateway.get("api_key_file") or home / "secrets" / "api-key"))
         try:
-            key = file.read_text().strip()
+            key = file.read_text(errors="replace").strip()
         except OSError:
             raise OpenTinkerError(f"no API key: set OPENTINKER_API_KEY, or start the local stack, which writes {file}") from None
+    if not key or not key.isascii() or not key.isprintable():  # it becomes a header; it is never shown
+        raise OpenTinkerError(
+            "the API key is not a line of printable ASCII; copy it anew into OPENTINKER_API_KEY, or unset that to use the local stack's"
+        )
+    if not _ADDRESS.fullmatch(found_url):
+        raise OpenTinkerError(f"{shorten(found_url)} is not the address of a gateway; set OPENTINKER_GATEWAY__URL to http://HOST:PORT")
     return Connection(found_url.rstrip("/"), key)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from opentinker.producers.cli import cli
+from opentinker.producers.cli.failures import exit_code_of
 from opentinker.producers.cli.output import safe
 from opentinker.producers.cli.watching import line_of
 from opentinker.producers.client import JobView, calls, errors
+from opentinker.producers.client.connection import find_connection
 
 
 @pytest.mark.parametrize(
@@ -141,3 +144,43 @@ def test_help_imports_nothing_heavy_and_a_client_no_server() -> None:
     servers = "{'torch', 'faust', 'fastapi', 'asyncpg', 'gymnasium', 'supervisor'}"
     code = f"import sys; from opentinker.producers import Client, AsyncClient; print({servers} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+
+
+@pytest.fixture
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("OPENTINKER_GATEWAY__URL", "OPENTINKER_API_KEY", "OPENTINKER_GATEWAY__API_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OPENTINKER_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("key", ["", "k\u00e4y-of-mine", "key-of-mine\nX: y", "key-of-mine\x1b"])
+def test_a_key_that_can_be_no_header_is_refused_and_not_shown(empty_home: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("OPENTINKER_API_KEY", key)
+    with pytest.raises(errors.OpenTinkerError, match="the API key is not a line of printable ASCII") as caught:
+        find_connection()
+    assert "of-mine" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://", "ftp://127.0.0.1", "http://127.0.0.1:port", "http://a b", "//127.0.0.1:8080", "http://h:1\n"])
+def test_what_is_no_address_is_refused(empty_home: Path, url: str) -> None:
+    with pytest.raises(errors.OpenTinkerError, match="is not the address of a gateway"):
+        find_connection(url, "key")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8080", "https://gateway.example/tinker/", "http://[::1]:80", "http://localhost"])
+def test_addresses(empty_home: Path, url: str) -> None:
+    assert find_connection(url, "key").url == url.rstrip("/")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"gateway = 7", b"[gateway]\nurl = 7", b"[["])
+def test_a_broken_configuration_is_told(empty_home: Path, content: bytes) -> None:
+    (empty_home / "config.toml").write_bytes(content)
+    (empty_home / "secrets").mkdir()
+    (empty_home / "secrets" / "api-key").write_bytes(b"\xff")
+    with pytest.raises(errors.OpenTinkerError):
+        find_connection()
+
+
+def test_a_disk_that_is_full_is_one_sentence() -> None:
+    assert exit_code_of(OSError(28, "No space left on device")) == 1
