@@ -29,7 +29,6 @@ pool_option = click.option("--pool", default="default", show_default=True, help=
 @pool_option
 def cordon(node: str, pool: str) -> None:
     """Place nothing new on NODE; what runs there goes on."""
-    _must_exist(node, pool)
     _tell(CordonNode, pool, node=node)
     click.echo(f"node {node} is cordoned; opentinker uncordon {node} takes it back")
 
@@ -39,7 +38,6 @@ def cordon(node: str, pool: str) -> None:
 @pool_option
 def uncordon(node: str, pool: str) -> None:
     """Let NODE take work again."""
-    _must_exist(node, pool)
     _tell(UncordonNode, pool, node=node)
     click.echo(f"node {node} takes work again")
 
@@ -75,6 +73,8 @@ def _tell(kind: type[Message], pool: str, **fields: str) -> None:
     except ValidationError as error:
         field = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise click.UsageError(f"{field}: {fields.get(field, pool)!r} is not a name; use a-z, 0-9, '-' and '.'") from None
+    if "node" in fields:
+        _must_exist(fields["node"], pool)
     asyncio.run(_send(message, pool))
 
 

@@ -121,4 +121,5 @@ def test_a_cordoned_node_takes_nothing_until_it_is_uncordoned(full_stack: Any) -
     ok(opentinker(full_stack, "uncordon", "node-1"))
     ok(opentinker(full_stack, "watch", uid))
     fails(opentinker(full_stack, "cordon", "Not A Node"), 2, "is not a name")
+    fails(opentinker(full_stack, "cordon", "node1"), 3, "did you mean node-1?")
     assert "lets go" in ok(opentinker(full_stack, "brake", "acknowledge"))
