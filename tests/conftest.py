@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,12 @@ class Stack:
         """For a child process that is to find this stack."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPENTINKER_")}
         return inherited | {"OPENTINKER_HOME": str(self.home)} | additions
+
+
+def pytest_configure() -> None:
+    """Heed Ctrl-C: in the background of a shell, as CI may run, it is ignored, and every program that a test starts and interrupts would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -244,14 +244,18 @@ def running(stack: Any, script: str, *arguments: str, output: Path) -> Iterator[
 
 def test_the_metrics_consumer_sees_samples_of_a_running_job(full_stack: Any, tmp_path: Path) -> None:
     uid = ok(opentinker(full_stack, "submit", "-f", str(manifest(tmp_path, unique("seen"), stop={"totalSteps": 10**9})), "-o", "name")).strip()
-    with running(full_stack, "consume_metrics.py", "--job", uid, output=tmp_path / "metrics") as lines:
-        samples = until(lambda: found if len(found := lines()) >= 5 else [], "five samples")
-        until(lambda: job(full_stack, uid)["status"]["phase"] == "Running", "the job is seen to run")  # heartbeats tell of it, samples may be faster
+    try:
+        with running(full_stack, "consume_metrics.py", "--job", uid, output=tmp_path / "metrics") as lines:
+            samples = until(lambda: found if len(found := lines()) >= 5 else [], "five samples")
+            until(
+                lambda: job(full_stack, uid)["status"]["phase"] == "Running", "the job is seen to run"
+            )  # heartbeats tell of it, samples may be faster
+    finally:
+        cancelled(full_stack, [uid])
     steps = [re.fullmatch(rf"{uid} step +([\d,]+) mean return +(\d+\.\d\d|nan)", line) for line in samples[:5]]
     assert all(steps), samples
     numbers = [int(step[1].replace(",", "")) for step in steps if step]
     assert numbers == sorted(numbers)
-    cancelled(full_stack, [uid])
 
 
 def test_the_alert_consumer_sees_a_dead_letter_and_a_lost_node(full_stack: Any, tmp_path: Path) -> None:
