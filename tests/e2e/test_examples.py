@@ -247,9 +247,7 @@ def test_the_metrics_consumer_sees_samples_of_a_running_job(full_stack: Any, tmp
     try:
         with running(full_stack, "consume_metrics.py", "--job", uid, output=tmp_path / "metrics") as lines:
             samples = until(lambda: found if len(found := lines()) >= 5 else [], "five samples")
-            until(
-                lambda: job(full_stack, uid)["status"]["phase"] == "Running", "the job is seen to run"
-            )  # heartbeats tell of it, samples may be faster
+            until(lambda: job(full_stack, uid)["status"]["phase"] == "Running", "a heartbeat that tells of it")  # samples may be faster
     finally:
         cancelled(full_stack, [uid])
     steps = [re.fullmatch(rf"{uid} step +([\d,]+) mean return +(\d+\.\d\d|nan)", line) for line in samples[:5]]
