@@ -129,9 +129,10 @@ def lose_part(effects: Effects, attempt: Attempt, part: Part, message: str) -> N
     settle(effects, attempt)
 
 
-def free_allocation(effects: Effects, node: Node, job_uid: str, attempt_number: int) -> None:
-    """The agent says that nothing of this attempt is left on the node."""
-    kept = tuple(held for held in node.allocations if (held.job_uid, held.attempt_number) != (job_uid, attempt_number))
+def free_allocation(effects: Effects, node: Node, job_uid: str, attempt_number: int, lease_epoch: int) -> None:
+    """The agent says that nothing of this attempt is left on the node. Another epoch is another attempt: it frees nothing."""
+    gone = (job_uid, attempt_number, lease_epoch)
+    kept = tuple(held for held in node.allocations if (held.job_uid, held.attempt_number, held.lease_epoch) != gone)
     if len(kept) != len(node.allocations):
         effects.state.put(replace(node, allocations=kept))
         effects.state.capacity_freed(node.pool)

@@ -190,7 +190,7 @@ class Node:
     cordoned: bool = False
     command_seq: int = 0
     allocations: tuple[Allocation, ...] = ()
-    ended: tuple[tuple[str, int], ...] = ()  # (job, attempt) whose end was reported: heartbeats sent before the acknowledgement still list them
+    ended: tuple[tuple[str, int, int], ...] = ()  # (job, attempt, epoch) reported as ended: heartbeats sent before the acknowledgement list them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ def _node(node: Node) -> list[str]:
     ports = Counter(held.port for held in node.allocations if held.port)
     if doubled := sorted(port for port, count in ports.items() if count > 1):
         found.append(f"node {node.name}: ports {doubled} given twice")
-    keys = Counter((held.job_uid, held.attempt_number) for held in node.allocations)
+    keys = Counter((held.job_uid, held.attempt_number, held.lease_epoch) for held in node.allocations)
     if any(count > 1 for count in keys.values()):
         found.append(f"node {node.name}: one attempt holds two allocations")
     return found
@@ -98,7 +98,8 @@ def _held(state: State, attempt: Attempt) -> list[str]:
         if part.phase in PART_OVER:
             continue
         node = state.nodes.get(part.node)
-        held = [a for a in node.allocations if (a.job_uid, a.attempt_number) == (attempt.job_uid, attempt.attempt_number)] if node else []
+        key = (attempt.job_uid, attempt.attempt_number, attempt.lease_epoch)
+        held = [a for a in node.allocations if (a.job_uid, a.attempt_number, a.lease_epoch) == key] if node else []
         if len(held) != 1 or held[0].devices != tuple(index for devices in part.devices for index in devices):
             found.append(f"job {attempt.job_uid}: its part on {part.node} does not hold what it was given")
     return found

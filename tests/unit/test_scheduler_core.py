@@ -361,9 +361,32 @@ class TestLeases:
         world.beat("node-1", listed)  # on its way when the end was reported
         assert world.stops(uid) == []
         assert world.job(world.submit("next")).phase is JobPhase.STARTING
-        assert world.state.nodes["node-1"].ended == ((uid, 1),)
+        assert world.state.nodes["node-1"].ended == ((uid, 1, 1),)
         world.alive("node-1")
         assert world.state.nodes["node-1"].ended == ()
+
+    def test_an_end_reported_under_another_lease_frees_and_decides_nothing(self, world: World) -> None:
+        world.agent("node-1")
+        uid = world.submit()
+        world.run_all(uid)
+        before, held = world.state.attempts[uid], world.state.nodes["node-1"].allocations
+        world.ended("node-1", uid, lease_epoch=7)
+        assert world.state.attempts[uid] == before
+        assert world.state.nodes["node-1"].allocations == held
+        world.beat("node-1", world.progress(uid, global_step=5))  # the report has not made its heartbeats look late either
+        assert world.state.attempts[uid].training.global_step == 5
+
+    def test_an_attempt_listed_under_another_lease_is_stopped_and_the_live_one_is_missing(self, world: World) -> None:
+        world.agent("node-1")
+        uid = world.submit()
+        world.run_all(uid)
+        world.beat("node-1", world.progress(uid, lease_epoch=7))
+        told = world.stops(uid)[-1]
+        assert (told.reason, told.lease_epoch) == ("UnknownAttempt", 7)
+        assert world.job(uid).unschedulable is UnschedulableReason.BACKOFF  # lost, to be tried again
+        assert [held.lease_epoch for held in world.state.nodes["node-1"].allocations] == [7]  # its place is held until it is gone
+        world.beat("node-1")
+        assert world.state.nodes["node-1"].allocations == ()
 
     def test_a_heartbeat_from_an_unknown_node_is_ignored(self, world: World) -> None:
         world.beat("nobody")
