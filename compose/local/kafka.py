@@ -34,6 +34,9 @@ rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
 logger.server.name = org.apache.kafka.server
 logger.server.level = warn
+# Who was refused what: an authorizer writes denials at INFO. Without one, nothing is written.
+logger.authorizer.name = kafka.authorizer.logger
+logger.authorizer.level = info
 """
 
 
@@ -137,8 +140,8 @@ class _Files:
         ]
 
 
-def _format(files: _Files, cluster_id: str, env: Mapping[str, str]) -> None:
-    command = [*files.java(), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(files.properties), "--ignore-formatted"]
+def _format(files: _Files, cluster_id: str, env: Mapping[str, str], *options: str) -> None:
+    command = [*files.java(), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(files.properties), "--ignore-formatted", *options]
     result = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False, timeout=60)
     if result.returncode != 0:
         raise PartFailed("kafka", "its data directory could not be formatted", "kafka-storage", (result.stdout + result.stderr).splitlines()[-15:])
