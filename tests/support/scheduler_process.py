@@ -37,13 +37,14 @@ __all__ = ["FakeNode", "Publisher", "TopicReader", "Worker", "events_of", "statu
 
 
 class Worker:
-    """One `python -m opentinker.scheduler_stream`."""
+    """One `python -m opentinker.scheduler_stream`, or a launcher that does the same and more."""
 
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, environment: dict[str, str], log: Path, launcher: str | None = None) -> None:
         self._log = log.open("a")
         self.path = log
+        program = [launcher] if launcher else ["-m", "opentinker.scheduler_stream"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "opentinker.scheduler_stream"], env=environment, stdout=self._log, stderr=self._log, start_new_session=True
+            [sys.executable, *program], env=environment, stdout=self._log, stderr=self._log, start_new_session=True
         )  # fmt: skip
 
     def signal(self, number: signal.Signals) -> None:
