@@ -89,7 +89,11 @@ async def _s3(settings: Settings) -> None:
     if address.port and not await is_listening(f"{address.hostname}:{address.port}"):
         raise ConnectionError(f"nothing listens on {address.netloc}")
     async with s3_client(settings) as client:
-        await client.put_object(Bucket=settings.s3.bucket, Key=".opentinker/ready", Body=b"ready")
+        try:
+            await client.put_object(Bucket=settings.s3.bucket, Key=".opentinker/ready", Body=b"ready")
+        except client.exceptions.NoSuchBucket:  # a store of somebody else, seen for the first time
+            await client.create_bucket(Bucket=settings.s3.bucket)
+            raise
         answer = await client.get_object(Bucket=settings.s3.bucket, Key=".opentinker/ready")
         if await answer["Body"].read() != b"ready":
             raise ConnectionError("read back another object than was written")

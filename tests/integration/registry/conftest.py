@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from opentinker.registry.blobs import BlobStore, open_blob_store
 from opentinker.registry.database import open_pool
 from opentinker.registry.http.app import build_app
 from opentinker.registry.migrate import migrate
+from pydantic import SecretStr
 
 AGENT_TOKEN = "agent-token-of-the-tests"
 
@@ -102,13 +104,20 @@ def job_uid() -> str:
 
 @pytest.fixture(scope="session")
 async def registry(stack: Any) -> AsyncIterator[Registry]:
+    async with registry_on(stack.settings.postgres.dsn.get_secret_value(), stack.settings.s3) as made:
+        yield made
+
+
+@asynccontextmanager
+async def registry_on(server_dsn: str, store_settings: S3Settings) -> AsyncIterator[Registry]:
+    """A registry with a fresh database on a server and a fresh bucket in a store."""
     name = f"registry_{uuid.uuid4().hex[:8]}"
-    admin = await asyncpg.connect(stack.settings.postgres.dsn.get_secret_value())
+    admin = await asyncpg.connect(server_dsn)
     await admin.execute(f"CREATE DATABASE {name}")
     await admin.close()
-    dsn = _with_database(stack.settings.postgres.dsn.get_secret_value(), name)
-    postgres = PostgresSettings(dsn=dsn, pool_size_max=8)
-    s3 = S3Settings(**(stack.settings.s3.model_dump() | {"bucket": name.replace("_", "-")}))
+    dsn = _with_database(server_dsn, name)
+    postgres = PostgresSettings(dsn=SecretStr(dsn), pool_size_max=8)
+    s3 = store_settings.model_copy(update={"bucket": name.replace("_", "-")})
     pool = await open_pool(postgres, service="test")
     async with pool.acquire() as connection:
         await migrate(connection)
