@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from .errors import FieldError
 from .messages.alerts import DeadLettered
 from .records import InputRecord, OutputRecord, encode
-from .topics import ALERTS, TOPICS, dead_letter_topic
+from .topics import ALERTS, dead_letter_topic, topic_named
 
 __all__ = ["bounded_errors", "dead_letter"]
 
@@ -43,7 +43,7 @@ def dead_letter(record: InputRecord, errors: Sequence[FieldError], *, source: st
         ("ot-original-offset", str(record.offset).encode()),
         ("ot-original-time-ms", str(record.append_time_ms).encode()),
     ]
-    value_bytes_max = 2 * TOPICS[record.topic].message_bytes_max
+    value_bytes_max = 2 * topic_named(record.topic).message_bytes_max
     key, original = (record.key or b"")[:_KEY_BYTES_MAX], record.value or b""
     if record.key is not None:
         said.append(("ot-original-key", key))  # as bytes: the key of the dead letter itself is text

@@ -5,7 +5,9 @@ One table for `ensure_topics`, AsyncAPI and the documentation. The scheduler's i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .messages import admin, alerts, checkpoints, commands, jobs, placements, reports, requests, training
@@ -31,7 +33,11 @@ __all__ = [
     "accepted_types",
     "dead_letter_topic",
     "murmur2",
+    "namespace_of_topic",
     "partition_of",
+    "tenant_replies",
+    "tenant_requests",
+    "topic_named",
     "topic_table",
 ]  # fmt: skip
 
@@ -133,10 +139,43 @@ def dead_letter_topic(name: str) -> str:
     return f"{name}.dlq"
 
 
-def topic_table(partitions: int) -> dict[str, tuple[int, dict[str, str]]]:
-    """Every topic to make, dead-letter topics included: name → (partition count, configuration)."""
+def tenant_requests(namespace: str) -> str:
+    """The door of one namespace: who may write it is Kafka's access control, so its name is the authority."""
+    return _of_namespace(REQUESTS, namespace)
+
+
+def tenant_replies(namespace: str) -> str:
+    """Where the requests of one namespace are answered."""
+    return _of_namespace(REPLIES, namespace)
+
+
+def _of_namespace(topic: str, namespace: str) -> str:
+    return f"{topic.removesuffix('.v1')}.{namespace}.v1"
+
+
+_TENANT_TOPIC = re.compile(r"(opentinker\.jobs\.(?:requests|replies))\.([a-z0-9]([-a-z0-9]*[a-z0-9])?)(\.v1)")
+
+
+def namespace_of_topic(name: str) -> str | None:
+    """The namespace that a topic of requests or replies belongs to; None: it is everybody's."""
+    found = _TENANT_TOPIC.fullmatch(name)
+    return found[2] if found else None
+
+
+def topic_named(name: str) -> Topic:
+    """A topic of the table, or a namespace's own one. Raises KeyError."""
+    found = _TENANT_TOPIC.fullmatch(name)
+    if found is None:
+        return TOPICS[name]
+    # One partition: a tenant is bounded to some MB/s by its quota, and topics are many.
+    return replace(TOPICS[found[1] + found[4]], name=name, partitions=1)
+
+
+def topic_table(partitions: int, namespaces: Iterable[str] = ()) -> dict[str, tuple[int, dict[str, str]]]:
+    """Every topic to make, dead-letter topics and those of namespaces included: name → (partition count, configuration)."""
     table: dict[str, tuple[int, dict[str, str]]] = {}
-    for topic in _TABLE:
+    own = [topic_named(name) for namespace in sorted(set(namespaces)) for name in (tenant_requests(namespace), tenant_replies(namespace))]
+    for topic in (*_TABLE, *own):
         table[topic.name] = (partitions if topic.partitions == "inputs" else topic.partitions, topic.config())
         if topic.dead_letters:
             config = {
@@ -150,7 +189,7 @@ def topic_table(partitions: int) -> dict[str, tuple[int, dict[str, str]]]:
 
 def accepted_types(topic: str) -> dict[str, type[Message]]:
     """What may stand on a topic, by ce_type."""
-    return {message.ce_type(): message for message in TOPICS[topic].messages}
+    return {message.ce_type(): message for message in topic_named(topic).messages}
 
 
 def partition_of(pool: str, partitions: int) -> int:
