@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from .quiet import Repeats
 from .settings import Settings, SettingsError, load_settings
 from .tracing import start_tracing
 
@@ -48,6 +49,7 @@ def configure_logging(settings: Settings, service: str) -> None:
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
+    handler.addFilter(Repeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))

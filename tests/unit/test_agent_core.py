@@ -377,7 +377,8 @@ def _replica(word: TrainerOutcome | None, code: int, *, ready: bool = True, kill
         (_replica(TrainerOutcome.USER_ERROR, 20, ready=False), AttemptOutcome.FAILED, FailureClass.USER_ERROR),
         (_replica(TrainerOutcome.OUT_OF_MEMORY, 21), AttemptOutcome.FAILED, FailureClass.OUT_OF_MEMORY),
         (_replica(TrainerOutcome.NON_FINITE, 22), AttemptOutcome.FAILED, FailureClass.NON_FINITE),
-        (_replica(None, 1), AttemptOutcome.FAILED, FailureClass.INFRASTRUCTURE),
+        (_replica(None, 1), AttemptOutcome.FAILED, FailureClass.USER_ERROR),  # os._exit() in an environment
+        (_replica(None, 1, ready=False), AttemptOutcome.FAILED, FailureClass.START_FAILED),
         (_replica(TrainerOutcome.STOPPED, 10), AttemptOutcome.STOPPED, None),
     ],
 )

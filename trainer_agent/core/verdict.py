@@ -48,7 +48,10 @@ def judge(part: Part) -> Verdict:
 
 
 def judge_replica(replica: Replica) -> Verdict:
-    """The verdict on one process that is gone. What it said counts; without a word, its exit code; death by a signal is infrastructure."""
+    """The verdict on one process that is gone. What it said counts; without a word, its exit code.
+
+    Death by a signal is infrastructure; an exit code that is none of ours, once the environment runs, is the environment's doing.
+    """
     word, code = replica.last_word, replica.exit_code
     outcome = word.outcome if word is not None else _BY_EXIT_CODE.get(ExitCode(code)) if code in set(ExitCode) else None
     message = word.message if word is not None else _silent_end(replica)
@@ -60,6 +63,8 @@ def judge_replica(replica: Replica) -> Verdict:
     if outcome is TrainerOutcome.STOPPED or replica.killed:
         return Verdict(outcome=AttemptOutcome.STOPPED, message=message)
     failure = FailureClass.INFRASTRUCTURE if outcome is None else _FAILURES[outcome]
+    if outcome is None and replica.ready and code is not None and code > 0:
+        failure = FailureClass.USER_ERROR  # the trainer always says a last word and knows its codes: the environment's own code ended the process
     if failure is FailureClass.INFRASTRUCTURE and not replica.ready:
         failure = FailureClass.START_FAILED
     return Verdict(outcome=AttemptOutcome.FAILED, failure_class=failure, message=message)
@@ -71,4 +76,6 @@ def _silent_end(replica: Replica) -> str:
         return f"replica {replica.rank} did not end within its grace and was killed"
     if code is not None and code < 0:
         return f"replica {replica.rank} was killed by signal {-code}"
+    if replica.ready and code is not None and code not in set(ExitCode):
+        return f"replica {replica.rank}: the environment's code ended the process with exit status {code}; raise an exception instead, its log may say more"
     return f"replica {replica.rank} exited with {code} without a last word; its log says why"
