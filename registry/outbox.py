@@ -13,15 +13,15 @@ from aiokafka import AIOKafkaProducer
 from opentinker.compose.runtime.kafka import send
 from opentinker.compose.runtime.metrics import counter, gauge
 from opentinker.compose.runtime.tracing import current_traceparent
-from opentinker.schemas.messages import CheckpointCommitted, ModelVersionRegistered
-from opentinker.schemas.records import OutputRecord, encode
+from opentinker.schemas.messages import CheckpointCommitted, DeadLettersGrow, ModelVersionRegistered
+from opentinker.schemas.records import Message, OutputRecord, encode
 from opentinker.schemas.registry_api import CommitCheckpoint
-from opentinker.schemas.topics import CHECKPOINTS
+from opentinker.schemas.topics import ALERTS, CHECKPOINTS
 
 from .attempts import Holder
 from .core.checkpoints import total_bytes
 
-__all__ = ["SOURCE", "checkpoint_committed", "model_version_registered", "publish_pending", "put", "run_publisher"]
+__all__ = ["SOURCE", "checkpoint_committed", "model_version_registered", "publish_pending", "put", "put_alert", "run_publisher"]
 
 SOURCE = "opentinker/registry"
 _BATCH = 200  # rows a round; a round is one send, so this bounds memory, not speed
@@ -57,11 +57,23 @@ def model_version_registered(holder: Holder, model: str, version: int, checkpoin
 async def put(connection: Any, event: CheckpointCommitted | ModelVersionRegistered, now_ms: int) -> None:
     """Write an event into the transaction that is open on `connection`."""
     identifier = f"{event.job_uid}:{event.checkpoint_id}:{type(event).__name__}"
-    value, headers = encode(event, id=identifier, source=SOURCE, subject=event.job_uid, time_ms=now_ms, traceparent=current_traceparent())
+    await _insert(connection, CHECKPOINTS, event.job_uid, event, identifier, now_ms)
+
+
+async def put_alert(connection: Any, alert: DeadLettersGrow, identifier: str, subject: str) -> None:
+    """The same for an alert."""
+    await _insert(connection, ALERTS, subject, alert, identifier, alert.time_ms)
+
+
+async def _insert(connection: Any, topic: str, key: str, message: Message, identifier: str, time_ms: int) -> None:
+    value, headers = encode(message, id=identifier, source=SOURCE, subject=key, time_ms=time_ms, traceparent=current_traceparent())
     await connection.execute(
         "INSERT INTO outbox (topic, key, value, headers) VALUES ($1, $2, $3, $4)",
-        CHECKPOINTS, event.job_uid, value, [[name, text.decode()] for name, text in headers],
-    )  # fmt: skip
+        topic,
+        key,
+        value,
+        [[name, text.decode()] for name, text in headers],
+    )
 
 
 async def publish_pending(pool: Any, producer: AIOKafkaProducer) -> int:

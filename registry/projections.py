@@ -20,11 +20,13 @@ from opentinker.compose.runtime.metrics import counter, gauge
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.schemas.dead_letters import dead_letter
 from opentinker.schemas.errors import FieldError, InvalidMessage
+from opentinker.schemas.messages import DeadLettered, DeadLettersGrow
 from opentinker.schemas.records import InputRecord
 from opentinker.schemas.topics import TOPICS
 
+from .core.growth import KNOWN_MAX, WINDOW_MS, Arrival, Growth, grown
 from .core.projection import PROJECTED_TOPICS, AlertRow, EventRow, JobPatch, LogRow, MetricRow, Row, project
-from .outbox import SOURCE
+from .outbox import SOURCE, put_alert
 
 __all__ = ["apply_batch", "run_projections"]
 
@@ -60,6 +62,8 @@ _LOG_INSERT = (
     "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT DO NOTHING"
 )
 _ALERT_INSERT = "INSERT INTO alerts (source, id, type, subject, time_ms, data) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING"
+_KNOWN_LETTERS = "SELECT id FROM alerts WHERE type = 'DeadLettered' AND id = ANY($1)"
+_ALERT_TIMES = "SELECT time_ms FROM alerts WHERE type = $1 AND subject = $2 AND time_ms BETWEEN $3 AND $4 ORDER BY time_ms DESC LIMIT $5"
 _OFFSET_UPSERT = (
     "INSERT INTO projection_offsets (topic, partition, next_offset) VALUES ($1, $2, $3) "
     "ON CONFLICT (topic, partition) DO UPDATE SET next_offset = EXCLUDED.next_offset"
@@ -109,9 +113,39 @@ async def _write(pool: Any, rows: Sequence[Row], positions: dict[tuple[str, int]
             blocks = [(b.job_uid, b.attempt_number, b.replica_rank, b.stream, b.first_line, b.node, b.time_ms, b.dropped, b.lines) for b in logs]
             await connection.executemany(_LOG_INSERT, blocks)
         if alerts:
+            grown = await _growths(connection, [row for row in alerts if row.type == DeadLettered.__name__])
+            alerts += [_alert_row(growth) for growth in grown]  # at once, so that the next batch knows what was told
+            for growth in grown:
+                await put_alert(connection, growth.alert, growth.id, growth.alert.topic)
             await connection.executemany(_ALERT_INSERT, [(a.source, a.id, a.type, a.subject, a.time_ms, a.data) for a in alerts])
         if positions:
             await connection.executemany(_OFFSET_UPSERT, [(topic, partition, offset) for (topic, partition), offset in positions.items()])
+
+
+async def _growths(connection: Any, letters: Sequence[AlertRow]) -> list[Growth]:
+    """What these alerts of dead letters add up to, each topic by itself; those that were read before count once."""
+    known = {row["id"] for row in await connection.fetch(_KNOWN_LETTERS, [letter.id for letter in letters])} if letters else set()
+    by_topic: dict[str, list[Arrival]] = {}
+    for letter in letters:
+        if letter.id not in known:
+            known.add(letter.id)
+            by_topic.setdefault(letter.subject, []).append(Arrival(id=letter.id, time_ms=letter.time_ms))
+    found: list[Growth] = []
+    for topic, fresh in by_topic.items():
+        since, until = min(each.time_ms for each in fresh) - WINDOW_MS, max(each.time_ms for each in fresh) + WINDOW_MS
+        times = {
+            kind: [row["time_ms"] for row in await connection.fetch(_ALERT_TIMES, kind, topic, since, until, KNOWN_MAX)]
+            for kind in (DeadLettered.__name__, DeadLettersGrow.__name__)
+        }
+        found += grown(topic, times[DeadLettered.__name__], times[DeadLettersGrow.__name__], fresh)
+    return found
+
+
+def _alert_row(growth: Growth) -> AlertRow:
+    alert = growth.alert
+    return AlertRow(
+        source=SOURCE, id=growth.id, type=type(alert).__name__, subject=alert.topic, time_ms=alert.time_ms, data=alert.model_dump(mode="json")
+    )
 
 
 def _job_arguments(event: EventRow) -> tuple[object, ...]:

@@ -99,6 +99,10 @@ _JOB_EVENTS = (
     jobs.JobRequeued, jobs.JobCompleted, jobs.JobFailed, jobs.JobCancelled,
 )  # fmt: skip
 
+_ALERTS = (
+    alerts.DeadLettered, alerts.DeadLettersGrow, alerts.NodeLost, alerts.NodeRecovered, alerts.BrakeEngaged, alerts.BrakeReleased,
+)  # fmt: skip
+
 _TABLE = (
     Topic(name=REQUESTS, key="any", written_by="other systems", read_by="ingress", messages=(requests.CancelTrainingJob,),
           log_append_time=True, message_bytes_max=4 * _MIB, dead_letters=True, summary="The public door: manifests to run, jobs to cancel"),
@@ -128,7 +132,7 @@ _TABLE = (
           messages=(checkpoints.CheckpointCommitted, checkpoints.ModelVersionRegistered), retention_ms=30 * _DAY_MS,
           summary="Committed checkpoints and registered model versions"),
     Topic(name=ALERTS, key="subject", written_by="scheduler, ingress, registry", read_by="anyone",
-          messages=(alerts.DeadLettered, alerts.NodeLost, alerts.NodeRecovered, alerts.BrakeEngaged, alerts.BrakeReleased), retention_ms=30 * _DAY_MS, partitions=1,
+          messages=_ALERTS, retention_ms=30 * _DAY_MS, partitions=1,
           dead_letters=True, summary="What somebody should look at"),
 )  # fmt: skip
 

@@ -30,9 +30,10 @@ _COMMANDS: Final = {
     "cordon": ("opentinker.producers.cli.admin", "cordon", "Place nothing new on a node."),
     "uncordon": ("opentinker.producers.cli.admin", "uncordon", "Let a node take work again."),
     "brake": ("opentinker.producers.cli.admin", "brake", "Say that losses which the brake holds back are real."),
+    "access": ("opentinker.producers.cli.access", "access", "Give every role its user, rights and quota on Kafka."),
     "topics": ("opentinker.producers.cli.streams", "topics", "Make, compare and list the Kafka topics."),
     "metrics": ("opentinker.producers.cli.streams", "metrics", "Follow training metrics on their topic."),
-    "dlq": ("opentinker.producers.cli.streams", "dlq", "List and replay dead letters."),
+    "dlq": ("opentinker.producers.cli.dlq", "dlq", "Look at dead letters, send them again, drop them."),
     "simulate": ("opentinker.producers.cli.simulation", "simulate", "Run the scheduler's simulator on one seed."),
 }
 

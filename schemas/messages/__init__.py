@@ -7,7 +7,7 @@ admin (administrators), placements and job events and alerts (scheduler), traini
 from __future__ import annotations
 
 from .admin import AcknowledgeBrake, CordonNode, UncordonNode
-from .alerts import BrakeEngaged, BrakeReleased, DeadLettered, NodeLost, NodeRecovered
+from .alerts import BrakeEngaged, BrakeReleased, DeadLettered, DeadLettersGrow, NodeLost, NodeRecovered
 from .checkpoints import CheckpointCommitted, ModelVersionRegistered
 from .commands import CancelJob, SubmitJob
 from .jobs import (
@@ -64,6 +64,7 @@ __all__ = [
     "CheckpointCommitted",
     "CordonNode",
     "DeadLettered",
+    "DeadLettersGrow",
     "Device",
     "FailureClass",
     "Heartbeat",

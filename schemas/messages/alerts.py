@@ -8,7 +8,7 @@ from ..errors import FieldError
 from ..records import Message
 from .types import Count, JobUid, Millis, Name, NodeName, Text
 
-__all__ = ["BrakeEngaged", "BrakeReleased", "DeadLettered", "NodeLost", "NodeRecovered"]
+__all__ = ["BrakeEngaged", "BrakeReleased", "DeadLettered", "DeadLettersGrow", "NodeLost", "NodeRecovered"]
 
 
 class DeadLettered(Message):
@@ -19,6 +19,16 @@ class DeadLettered(Message):
     offset: Count
     dead_letter_topic: Text
     errors: tuple[FieldError, ...] = Field(min_length=1)
+    time_ms: Millis
+
+
+class DeadLettersGrow(Message):
+    """Many dead letters of one topic in a short time: something that writes there, or what reads it, is broken. Told once a topic and window."""
+
+    topic: Text
+    count: Count  # within the window that ends at `time_ms`
+    window_s: Count
+    since_ms: Millis  # the oldest of them
     time_ms: Millis
 
 
