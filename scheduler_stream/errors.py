@@ -3,12 +3,23 @@
 SchedulerError
 ├── SupersededError      another worker owns the partition now: publish nothing more
 ├── RefusedError         the logs contradict each other: a person has to decide
-└── AppendTimeoutError   no answer from the journal in time; the outcome is unknown until recovery reads it
+├── AppendTimeoutError   no answer from the journal in time; the outcome is unknown until recovery reads it
+├── TruncatedError       the journal ends before an offset that was written: it was cut short or made anew under our feet
+├── UnreadableError      the journal does not hand out what it holds: an outsider's transaction is open on it, or the broker is slow
+└── RecordTooLargeError  one step makes more than a journal record may hold: a defect, since every input is bounded
 """
 
 from __future__ import annotations
 
-__all__ = ["AppendTimeoutError", "RefusedError", "SchedulerError", "SupersededError"]
+__all__ = [
+    "AppendTimeoutError",
+    "RecordTooLargeError",
+    "RefusedError",
+    "SchedulerError",
+    "SupersededError",
+    "TruncatedError",
+    "UnreadableError",
+]
 
 
 class SchedulerError(Exception):
@@ -25,3 +36,15 @@ class RefusedError(SchedulerError):
 
 class AppendTimeoutError(SchedulerError):
     """The append's outcome is unknown."""
+
+
+class TruncatedError(SchedulerError):
+    """Offsets that were acknowledged are gone from the journal's end."""
+
+
+class UnreadableError(SchedulerError):
+    """Reading the journal made no headway within its bound."""
+
+
+class RecordTooLargeError(SchedulerError):
+    """Nothing was appended."""

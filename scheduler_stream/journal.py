@@ -16,14 +16,14 @@ from .codec import (
     OwnerStarted,
     PackedChange,
     ReplayFrom,
-    decode_record,
     encode_change,
     encode_record,
 )
 from .core.policy import CORE_VERSION
 from .core.state import Change, State
-from .errors import AppendTimeoutError, SupersededError
+from .errors import AppendTimeoutError, SupersededError, TruncatedError
 from .log import Log
+from .recovery import decode
 
 __all__ = ["APPEND_TIMEOUT_S", "Journal"]
 
@@ -46,7 +46,7 @@ class Journal:
         self._sweeping = False
 
     async def append(self, positions: dict[str, InputSpan], changes: Sequence[Change], outputs: Sequence[JournalOutput]) -> int:
-        """Write one record down; returns its offset. Raises SupersededError or AppendTimeoutError, after which this journal is dead."""
+        """Write one record down; returns its offset. Raises SchedulerError, after which this journal is dead."""
         packed = tuple(encode_change(change) for change in changes)
         sweep, finished = self._next_sweep(len(packed))
         record = JournalRecord(
@@ -75,8 +75,10 @@ class Journal:
         """A jump in the offset means that somebody else wrote: void records of a former owner, or a newer owner."""
         if offset == self.last + 1:
             return
+        if offset <= self.last:
+            raise TruncatedError(f"the journal went back from offset {self.last} to {offset}: it was cut short or made anew")
         for entry in await self._log.read(self.last + 1, offset):
-            if isinstance(decode_record(entry.value), OwnerStarted):
+            if isinstance(decode(entry), OwnerStarted):
                 raise SupersededError(f"a newer owner started at journal offset {entry.offset}")
 
     def _next_sweep(self, changed: int) -> tuple[tuple[PackedChange, ...], bool]:

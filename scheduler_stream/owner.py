@@ -48,6 +48,7 @@ async def take_over(
     found = await find_replay_from(log)
     if found.empty:
         await _refuse_lost_journal(inputs, topics)
+    await _refuse_cut_journal(log, found.replay_from.offset)
     started = OwnerStarted(worker=worker, boot_id=boot_id, core_version=CORE_VERSION, replay_from=found.replay_from)
     epoch = await log.append(encode_record(started))
     fold = Fold(owner_epoch=found.replay_from.owner_epoch, replay_from=found.replay_from)
@@ -65,6 +66,15 @@ async def take_over(
         published_status=fold.published_status,
     )
     return Ownership(journal, fold)
+
+
+async def _refuse_cut_journal(log: Log, needed: int) -> None:
+    first, end = await log.bounds()
+    if not first <= needed <= end:
+        what = "its beginning was deleted" if needed < first else "it was cut short or made anew"
+        raise RefusedError(
+            f"the journal holds offsets {first} to {end - 1}, recovery begins at {needed}: {what}. Restore it, or see docs/operations.md for starting anew"
+        )
 
 
 async def _refuse_lost_journal(inputs: Inputs, topics: tuple[str, ...]) -> None:

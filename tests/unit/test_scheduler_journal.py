@@ -1,20 +1,25 @@
-"""The crash protocol against the in-memory twin: takeover, void records, rivals, holes, lost acks, the rolling sweep, refusal to start."""
+"""The crash protocol, over the log in memory and on the real broker: takeover, void records, rivals, holes, lost acks, the rolling sweep, refusal to
+start. The contract of the log itself is in `tests/contract/test_journal_log.py`."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from journal_fixtures import journal_log, journal_place
+from journal_logs import JournalLog
 from opentinker.scheduler_stream import journal as journal_module
 from opentinker.scheduler_stream.codec import InputSpan, JournalOutput, JournalRecord, OwnerStarted, ReplayFrom, decode_record, encode_record
 from opentinker.scheduler_stream.core.state import Change
-from opentinker.scheduler_stream.errors import AppendTimeoutError, RefusedError, SupersededError
-from opentinker.scheduler_stream.log import MemoryLog
+from opentinker.scheduler_stream.errors import AppendTimeoutError, RefusedError, SupersededError, TruncatedError
+from opentinker.scheduler_stream.log import Log
 from opentinker.scheduler_stream.owner import Ownership, span_of, take_over
 from opentinker.scheduler_stream.recovery import find_replay_from
 from opentinker.schemas.records import InputRecord
 from opentinker.schemas.topics import COMMANDS, INPUT_TOPICS, REPORTS
 from scheduler_world import World
+
+__all__ = ["journal_log", "journal_place"]
 
 STATUS_OUTPUT = JournalOutput("opentinker.jobs.status.v1", "k", b"s", ())
 FAST_OUTPUT = JournalOutput("opentinker.jobs.events.v1", "k", b"e", ())
@@ -45,7 +50,7 @@ class MemoryInputs:
         return self.group.get(topic)
 
 
-async def own(log: MemoryLog, inputs: MemoryInputs | None = None, worker: str = "w") -> Ownership:
+async def own(log: Log, inputs: MemoryInputs | None = None, worker: str = "w") -> Ownership:
     async def fence() -> None:
         fenced.append(worker)
 
@@ -74,35 +79,36 @@ async def write_all(owned: Ownership, world: World) -> int:
     return len(keys)
 
 
-async def test_a_first_start_owns_an_empty_partition() -> None:
-    log = MemoryLog()
+async def test_a_first_start_owns_an_empty_partition(journal_log: JournalLog) -> None:
+    log = journal_log.log
     owned = await own(log)
     assert owned.journal.owner_epoch == 0
-    assert isinstance(decode_record(log.records[0]), OwnerStarted)
+    [entry] = await log.read(0, 1)
+    assert isinstance(decode_record(entry.value), OwnerStarted)
 
 
-async def test_what_was_journaled_is_recovered_to_the_same_hash() -> None:
-    log, world = MemoryLog(), world_with_jobs(30)
+async def test_what_was_journaled_is_recovered_to_the_same_hash(journal_log: JournalLog) -> None:
+    log, world = journal_log.log, world_with_jobs(30)
     await write_all(await own(log), world)
     assert (await own(log, worker="next")).fold.state.hash() == world.state.hash()
 
 
-async def test_the_rolling_sweep_bounds_what_recovery_reads() -> None:
-    log, world = MemoryLog(), world_with_jobs(100)
+async def test_the_rolling_sweep_bounds_what_recovery_reads(journal_log: JournalLog) -> None:
+    log, world = journal_log.log, world_with_jobs(100)
     owned = await own(log)
     entities = await write_all(owned, world)
     clock = world.state.get("clock", "clock")
-    for _ in range(2_000):
-        await owned.journal.append({}, [Change("clock", "clock", clock)], [])
+    for _ in range(400):
+        last = await owned.journal.append({}, [Change("clock", "clock", clock)], [])
     found = await find_replay_from(log)
-    assert found.replay_from.offset > 1_500
+    assert found.replay_from.offset > last - entities
     again = await own(log, worker="next")
     assert again.fold.state.hash() == world.state.hash()
     assert again.fold.records < 3 * entities
 
 
-async def test_removed_entities_stay_removed_across_sweeps() -> None:
-    log, world = MemoryLog(), world_with_jobs(20)
+async def test_removed_entities_stay_removed_across_sweeps(journal_log: JournalLog) -> None:
+    log, world = journal_log.log, world_with_jobs(20)
     owned = await own(log)
     await write_all(owned, world)
     for kind, id in world.state.entity_keys():
@@ -115,8 +121,8 @@ async def test_removed_entities_stay_removed_across_sweeps() -> None:
     assert (await own(log, worker="next")).fold.state.hash() == world.state.hash()
 
 
-async def test_an_owner_that_wakes_behind_a_newer_one_is_superseded_and_its_record_is_void() -> None:
-    log, world = MemoryLog(), world_with_jobs(3)
+async def test_an_owner_that_wakes_behind_a_newer_one_is_superseded_and_its_record_is_void(journal_log: JournalLog) -> None:
+    log, world = journal_log.log, world_with_jobs(3)
     old = await own(log)
     await write_all(old, world)
     new = await own(log, worker="new")
@@ -130,29 +136,90 @@ async def test_an_owner_that_wakes_behind_a_newer_one_is_superseded_and_its_reco
     assert [outputs for _, outputs in third.fold.to_publish()] == []
 
 
-async def test_a_hole_in_the_journal_is_no_rival() -> None:
-    log = MemoryLog()
+async def test_a_hole_in_the_journal_is_no_rival(journal_log: JournalLog) -> None:
+    log = journal_log.log
     owned = await own(log)
-    log.skip()
-    assert await owned.journal.append({}, [], []) == 2
-    assert await owned.journal.append({}, [], []) == 3
+    hole = await journal_log.leave_hole()
+    assert await owned.journal.append({}, [], []) == 1 + hole
+    assert await owned.journal.append({}, [], []) == 2 + hole
+    assert (await own(log, worker="next")).fold.records == 2
 
 
-async def test_an_append_without_answer_ends_the_owner_and_the_record_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "APPEND_TIMEOUT_S", 0.05)
-    log, world = MemoryLog(), world_with_jobs(1)
-    owned = await own(log)
+async def test_an_append_without_answer_ends_the_owner_and_the_record_still_counts(journal_log: JournalLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_with_jobs(1)
+    owned = await own(journal_log.log)
     await write_all(owned, world)
-    log.lose_ack = True
+    await journal_log.lose_answers()
+    monkeypatch.setattr(journal_module, "APPEND_TIMEOUT_S", 0.3)
     with pytest.raises(AppendTimeoutError):
         await owned.journal.append({}, [], [FAST_OUTPUT])
-    log.lose_ack = False
-    again = await own(log, worker="next")
+    await journal_log.new_writer()
+    again = await own(journal_log.log, worker="next")
     assert [outputs for _, outputs in again.fold.to_publish()] == [[FAST_OUTPUT]]
+    assert again.fold.state.hash() == world.state.hash()
 
 
-async def test_only_outputs_that_no_mark_covers_are_published_again() -> None:
-    log = MemoryLog()
+async def test_a_record_of_nobody_we_know_in_between_is_refused_by_offset(journal_log: JournalLog) -> None:
+    owned = await own(journal_log.log)
+    assert await journal_log.marker(b"not a record") == 1
+    with pytest.raises(RefusedError, match="journal offset 1 is no journal record"):
+        await owned.journal.append({}, [], [])
+
+
+async def test_a_void_record_in_a_transaction_is_void_all_the_same(journal_log: JournalLog) -> None:
+    log, world = journal_log.log, world_with_jobs(2)
+    owned = await own(log)
+    await write_all(owned, world)
+    stale = JournalRecord(
+        owner_epoch=-7, core_version=1, inputs={}, changes=(("node", "node-0", None),), outputs=(FAST_OUTPUT,), replay_from=ReplayFrom(),
+        published_fast=-1, published_status=-1,
+    )  # fmt: skip
+    await journal_log.marker(encode_record(stale))
+    await owned.journal.append({}, [], [])
+    again = await own(log, worker="next")
+    assert (again.fold.voids, again.fold.state.hash()) == (1, world.state.hash())
+
+
+async def test_a_journal_made_anew_under_its_owner_ends_it_and_starts_nobody(journal_log: JournalLog) -> None:
+    owned = await own(journal_log.log)
+    for _ in range(100):
+        await owned.journal.append({}, [], [])
+    owned.journal.replay_from = ReplayFrom(90, 0)
+    await journal_log.cut(0)
+    owned.journal._log = journal_log.log
+    with pytest.raises(TruncatedError, match="went back from offset 100 to 0"):
+        await owned.journal.append({}, [], [])
+    with pytest.raises(RefusedError, match="recovery begins at 90: it was cut short or made anew"):
+        await own(journal_log.log, worker="next")
+
+
+async def test_a_journal_whose_tail_is_gone_is_an_earlier_state_and_its_inputs_come_again(journal_log: JournalLog) -> None:
+    inputs = MemoryInputs()
+    records = [inputs.append(COMMANDS, value) for value in (b"a", b"b")]
+    owned = await own(journal_log.log, inputs)
+    first = await owned.journal.append({COMMANDS: span_of(records[0], 0)}, [], [])
+    await owned.journal.append({COMMANDS: span_of(records[1], 1)}, [], [])
+    await journal_log.cut(first + 1)
+    again = await own(journal_log.log, inputs, worker="next")
+    assert again.fold.positions == {COMMANDS: span_of(records[0], 0)}  # the cycle reads on from there
+
+
+async def test_a_journal_whose_beginning_was_deleted_too_far_is_refused(journal_log: JournalLog) -> None:
+    log, world = journal_log.log, world_with_jobs(40)
+    owned = await own(log)
+    await write_all(owned, world)
+    needed = (await find_replay_from(log)).replay_from.offset
+    later = 2**62
+    await log.trim(needed, later)  # what the scheduler itself gives up
+    assert (await own(log, worker="fine")).fold.state.hash() == world.state.hash()
+    needed = (await find_replay_from(log)).replay_from.offset
+    await log.trim(needed + 1, later)
+    with pytest.raises(RefusedError, match=f"recovery begins at {needed}: its beginning was deleted"):
+        await own(log, worker="next")
+
+
+async def test_only_outputs_that_no_mark_covers_are_published_again(journal_log: JournalLog) -> None:
+    log = journal_log.log
     owned = await own(log)
     first = await owned.journal.append({}, [], [FAST_OUTPUT, STATUS_OUTPUT])
     owned.journal.published_fast = first
@@ -161,8 +228,8 @@ async def test_only_outputs_that_no_mark_covers_are_published_again() -> None:
     assert again.fold.to_publish() == [(first, [STATUS_OUTPUT]), (second, [FAST_OUTPUT, STATUS_OUTPUT])]
 
 
-async def test_two_starting_at_once_leave_one_owner() -> None:
-    log = MemoryLog()
+async def test_two_starting_at_once_leave_one_owner(journal_log: JournalLog) -> None:
+    log = journal_log.log
     results = await asyncio.gather(*(own(log, worker=f"w{i}") for i in range(2)), return_exceptions=True)
     owners = [result for result in results if isinstance(result, Ownership)]
     for loser in owners[:-1]:
@@ -171,18 +238,23 @@ async def test_two_starting_at_once_leave_one_owner() -> None:
     await owners[-1].journal.append({}, [], [])
 
 
-async def test_a_lost_journal_beside_inputs_that_were_read_is_refused() -> None:
+async def test_an_empty_journal_beside_inputs_that_only_wait_is_a_first_start(journal_log: JournalLog) -> None:
     inputs = MemoryInputs()
     inputs.append(COMMANDS, b"x")
-    assert (await own(MemoryLog(), inputs)).journal.owner_epoch == 0  # waiting inputs are no history
+    assert (await own(journal_log.log, inputs)).journal.owner_epoch == 0
+
+
+async def test_a_lost_journal_beside_inputs_that_were_read_is_refused(journal_log: JournalLog) -> None:
+    inputs = MemoryInputs()
+    inputs.append(COMMANDS, b"x")
     inputs.group[COMMANDS] = 1
     with pytest.raises(RefusedError, match="the journal was lost"):
-        await own(MemoryLog(), inputs)
+        await own(journal_log.log, inputs)
 
 
 @pytest.mark.parametrize("how", ["made anew", "shorter", "deleted"])
-async def test_input_topics_that_contradict_the_journal_are_refused(how: str) -> None:
-    log, inputs = MemoryLog(), MemoryInputs()
+async def test_input_topics_that_contradict_the_journal_are_refused(journal_log: JournalLog, how: str) -> None:
+    log, inputs = journal_log.log, MemoryInputs()
     records = [inputs.append(REPORTS, value) for value in (b"a", b"b", b"c")]
     owned = await own(log, inputs)
     await owned.journal.append({REPORTS: span_of(records[-1], 0)}, [], [])
@@ -198,8 +270,8 @@ async def test_input_topics_that_contradict_the_journal_are_refused(how: str) ->
         await own(log, fresh, worker="next")
 
 
-async def test_positions_of_quiet_topics_survive_the_sweep() -> None:
-    log, inputs = MemoryLog(), MemoryInputs()
+async def test_positions_of_quiet_topics_survive_the_sweep(journal_log: JournalLog) -> None:
+    log, inputs = journal_log.log, MemoryInputs()
     record = inputs.append(COMMANDS, b"once")
     owned = await own(log, inputs)
     positions = {COMMANDS: span_of(record, 0)}
@@ -208,17 +280,17 @@ async def test_positions_of_quiet_topics_survive_the_sweep() -> None:
     assert (await own(log, inputs, worker="next")).fold.positions == positions
 
 
-async def test_bytes_that_are_no_record_are_refused_by_offset() -> None:
-    log = MemoryLog()
+async def test_bytes_that_are_no_record_are_refused_by_offset(journal_log: JournalLog) -> None:
+    log = journal_log.log
     await own(log)
-    log.rival(b"{}")
+    await journal_log.rival(b"{}")
     with pytest.raises(RefusedError, match="journal offset 1 is no journal record"):
         await own(log, worker="next")
 
 
-async def test_a_record_of_a_much_newer_core_is_refused() -> None:
-    log = MemoryLog()
-    log.rival(encode_record(OwnerStarted(worker="w", boot_id="b", core_version=99, replay_from=ReplayFrom())))
+async def test_a_record_of_a_much_newer_core_is_refused(journal_log: JournalLog) -> None:
+    log = journal_log.log
+    await journal_log.rival(encode_record(OwnerStarted(worker="w", boot_id="b", core_version=99, replay_from=ReplayFrom())))
     with pytest.raises(RefusedError, match="core version 99"):
         await own(log)
 
@@ -231,8 +303,8 @@ def test_a_record_survives_its_encoding() -> None:
     assert decode_record(encode_record(record)) == record
 
 
-async def test_large_entities_do_not_make_records_too_large_and_sweeps_still_end() -> None:
-    log, world = MemoryLog(), World()
+async def test_large_entities_do_not_make_records_too_large_and_sweeps_still_end(journal_log: JournalLog) -> None:
+    log, world = journal_log.log, World()
     owned = await own(log)
     for number in range(20):
         uid = world.submit(f"job-{number}", environment={"id": "CartPole-v1", "kwargs": {"padding": "x" * 60_000}})
@@ -241,6 +313,6 @@ async def test_large_entities_do_not_make_records_too_large_and_sweeps_still_end
     owned.fold.state.load("clock", "clock", world.state.clock)
     for _ in range(60):
         await owned.journal.append({}, [Change("clock", "clock", world.state.clock)], [])
-    assert max(len(value) for value in log.records.values()) < 2**20
+    assert max(len(entry.value) for entry in await log.read(*await log.bounds())) < 2**20
     assert (await find_replay_from(log)).replay_from.offset > 20
     assert (await own(log, worker="next")).fold.state.hash() == world.state.hash()
