@@ -180,7 +180,7 @@ async def _ensure_topics(settings: Settings, ready: dict[str, asyncio.Event], pr
     from opentinker.compose.runtime.kafka import TopicMismatchError, ensure_topics
 
     try:
-        made = await ensure_topics(settings.kafka)
+        made = await ensure_topics(settings.kafka, settings.ingress.namespaces)
     except TopicMismatchError as error:
         raise StackError(str(error)) from error
     except (KafkaError, OSError) as error:

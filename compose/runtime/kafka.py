@@ -174,12 +174,12 @@ async def wait_for_broker(attempt: Callable[[], Awaitable[T]], timeout_s: float)
             await asyncio.sleep(0.2)
 
 
-async def ensure_topics(settings: KafkaSettings) -> list[str]:
-    """Make the topics that are missing, compare those that exist; returns the names it made.
+async def ensure_topics(settings: KafkaSettings, namespaces: Sequence[str] = ()) -> list[str]:
+    """Make the topics that are missing, those of the namespaces among them, compare those that exist; returns the names it made.
 
     Raises TopicMismatchError for a wrong partition count or a wrong setting: neither can be mended without deciding about the data.
     """
-    table = topic_table(settings.partitions)
+    table = topic_table(settings.partitions, namespaces)
     admin = admin_client(settings, "ensure-topics")
     await admin.start()
     try:

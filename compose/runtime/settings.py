@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from opentinker.schemas.messages.types import Name
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
@@ -80,6 +81,7 @@ class RegistrySettings(_Group):
 class IngressSettings(_Group):
     metrics_port: int = Field(0, ge=0, le=65535)
     trusted_namespaces: tuple[str, ...] = ()  # namespaces whose requests need no signature; the local profile trusts `default`
+    namespaces: tuple[Name, ...] = ()  # tenants with topics of their own: `…requests.<namespace>.v1`, which Kafka keeps for them
 
 
 class SchedulerSettings(_Group):
