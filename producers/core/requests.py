@@ -1,7 +1,8 @@
 """A record of the public topic as a decision: forward it as a command, or refuse it and say why.
 
-Authority is decided before the manifest is looked at closely: a signature by an API key, or a namespace that the configuration trusts unsigned. What is
-malformed or not allowed also becomes a dead letter; what is merely too late (a name in use, a job that is over) is only answered.
+Authority is decided before the manifest is looked at closely: a namespace's own topic, which Kafka lets only that tenant write; a signature by an API key;
+or a namespace that the configuration trusts unsigned. What is malformed or not allowed also becomes a dead letter; what is merely too late (a name in use,
+a job that is over) is only answered.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from opentinker.schemas.errors import FieldError, InvalidMessage, nearest
 from opentinker.schemas.messages import CancelJob, CancelTrainingJob, JobAccepted, JobRejected, RequestReference, SubmitJob
 from opentinker.schemas.messages.requests import SUBMIT_REQUEST_TYPE
 from opentinker.schemas.records import InputRecord, Message, OutputRecord, check_readable, decode, encode, header_text
-from opentinker.schemas.topics import REPLIES
+from opentinker.schemas.topics import REPLIES, namespace_of_topic, tenant_replies
 
 from .documents import read_json
 from .signature import BOOTSTRAP_KEY_ID, KEY_ID_HEADER, SIGNATURE_HEADER, check_signature
@@ -27,6 +28,7 @@ __all__ = ["Accepted", "Authority", "KnownJobs", "Refused", "accepted_message", 
 SOURCE = "opentinker/ingress"
 _STALE_MS = 24 * 3_600_000  # uids are remembered for 25 h (DESIGN.md §4); a later copy could run a job twice
 _HEADER_CHARACTERS_MAX = 256
+_OWN_SOURCES = "opentinker/"  # ids under these sources are drawn by us: nobody else may take one before we do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ def decide(record: InputRecord, *, authority: Authority, environments: Collectio
     """What to do with one record. Never raises for what a record holds."""
     try:
         check_readable(record.headers)
-        ce_type, ce_id, ce_source = (_required(record, name) for name in ("ce_type", "ce_id", "ce_source"))
+        ce_type, ce_id, ce_source = _required(record, "ce_type"), _required(record, "ce_id"), _source(record)
         _check_fresh(record, now_ms)
         if ce_type == SUBMIT_REQUEST_TYPE:
             return _submission(record, ce_id, ce_source, authority, environments, known)
@@ -85,10 +87,10 @@ def decide(record: InputRecord, *, authority: Authority, environments: Collectio
 
 def _submission(record: InputRecord, ce_id: str, ce_source: str, authority: Authority, environments: Collection[str], known: KnownJobs) -> Decision:
     _require_json(record)
-    document = read_json(record.value or b"")
+    document = _in_its_namespace(read_json(record.value or b""), namespace_of_topic(record.topic))
     # A namespace that cannot exist needs no authority: the manifest is refused for it.
     namespace = namespace_of(document)
-    who = _authorise(record, ce_id, ce_source, namespace, authority) if namespace else ""
+    who = _authorise(record, ce_id, namespace, authority, "metadata.namespace") if namespace else ""
     command = plan_submission(document, ce_source=ce_source, ce_id=ce_id, submitted_by=who, environments=environments)
     assert who, "a manifest without a valid namespace was accepted"
     match judge_repeat(command, known.known(command.job_uid), known.known_name(command.namespace, command.name)):
@@ -106,14 +108,41 @@ def _submission(record: InputRecord, ce_id: str, ce_source: str, authority: Auth
 def _cancellation(record: InputRecord, ce_id: str, ce_source: str, authority: Authority) -> Decision:
     """Whether the job is known is for the edge to find out, which can wait for it."""
     message = decode(record.headers, record.value, {CancelTrainingJob.ce_type(): CancelTrainingJob}).message
-    who = _authorise(record, ce_id, ce_source, message.namespace, authority)
+    owner = namespace_of_topic(record.topic)
+    namespace = owner if owner and "namespace" not in message.model_fields_set else message.namespace
+    who = _authorise(record, ce_id, namespace, authority, "namespace")
     assert message.job_uid is not None, "CancelTrainingJob checks it"
-    command = CancelJob(job_uid=message.job_uid, namespace=message.namespace, pool=message.pool, requested_by=who)
+    command = CancelJob(job_uid=message.job_uid, namespace=namespace, pool=message.pool, requested_by=who)
     return Accepted(command=command, ce_id=ce_id, ce_source=ce_source)
 
 
-def _authorise(record: InputRecord, ce_id: str, ce_source: str, namespace: str, authority: Authority) -> str:
-    """Who asks. Raises InvalidMessage if it may not."""
+def _in_its_namespace(document: object, owner: str | None) -> object:
+    """The manifest, in the namespace of its topic if it names none."""
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    if owner is None or not isinstance(document, dict) or not isinstance(metadata, dict) or "namespace" in metadata:
+        return document
+    return document | {"metadata": metadata | {"namespace": owner}}
+
+
+def _source(record: InputRecord) -> str:
+    """Under which source the request's id is unique. A tenant's is its own: no two tenants can mean, or take, one job's uid."""
+    said, owner = _required(record, "ce_source"), namespace_of_topic(record.topic)
+    if said.startswith(_OWN_SOURCES):
+        message = f"begins with {_OWN_SOURCES}, which only services of OpenTinker may use"
+        raise InvalidMessage([FieldError(field="header ce_source", message=message, remedy="name your own system")])
+    source = f"{_OWN_SOURCES}namespaces/{owner}/{said}" if owner else said
+    if len(source) > _HEADER_CHARACTERS_MAX:
+        message = f"must be up to {_HEADER_CHARACTERS_MAX - len(source) + len(said)} printable characters on this topic"
+        raise InvalidMessage([FieldError(field="header ce_source", message=message, remedy="shorten it")])
+    return source
+
+
+def _authorise(record: InputRecord, ce_id: str, namespace: str, authority: Authority, field: str) -> str:
+    """Who asks. Raises InvalidMessage if it may not; `field` is where the request names its namespace."""
+    ce_source, owner = _required(record, "ce_source"), namespace_of_topic(record.topic)
+    if owner is not None and namespace != owner:
+        message = f"is {namespace[:63]!r}, and {record.topic} takes requests of namespace {owner} only"
+        raise InvalidMessage([FieldError(field=field, message=message, remedy="leave it out; every other namespace has its own topic")])
     signature = header_text(record.headers, SIGNATURE_HEADER)
     if signature is not None:
         key_id = header_text(record.headers, KEY_ID_HEADER) or BOOTSTRAP_KEY_ID
@@ -121,6 +150,8 @@ def _authorise(record: InputRecord, ce_id: str, ce_source: str, namespace: str, 
         if error is not None:
             raise InvalidMessage([error])
         return f"api-key:{key_id}"
+    if owner is not None:
+        return f"topic:{owner}"
     if namespace not in authority.trusted_namespaces:
         message = f"is missing, and namespace {namespace[:63]!r} takes no unsigned requests"
         remedy = f"sign the record with an API key ({KEY_ID_HEADER}, {SIGNATURE_HEADER})"
@@ -182,9 +213,10 @@ def accepted_message(record: InputRecord, accepted: Accepted, name: str) -> JobA
 
 
 def reply_record(record: InputRecord, reply: JobAccepted | JobRejected, *, time_ms: int, traceparent: str) -> OutputRecord:
-    """An answer, keyed by the request's `ce_id` so that whoever asked finds it; its own id names the record it answers."""
+    """An answer where its tenant reads, keyed by the request's `ce_id` so that whoever asked finds it; its own id names the record it answers."""
     message: Message = reply
     identifier = f"reply:{record.topic}:{record.partition}:{record.offset}"
     key = reply.request.ce_id or ""
     value, headers = encode(message, id=identifier, source=SOURCE, subject=key, time_ms=time_ms, traceparent=traceparent)
-    return OutputRecord(topic=REPLIES, key=key, value=value, headers=headers)
+    owner = namespace_of_topic(record.topic)
+    return OutputRecord(topic=tenant_replies(owner) if owner else REPLIES, key=key, value=value, headers=headers)

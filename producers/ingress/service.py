@@ -1,4 +1,4 @@
-"""The ingress as a process: a plain consumer group over the public topic, one batch at a time, committed when everything about it is written.
+"""The ingress as a process: a plain consumer group over the public topic and the tenants' own, one batch at a time, committed when everything about it is written.
 
 A failed send or commit ends the process; a supervisor starts it again, and the batch is read again. Several may run: the group shares the partitions.
 """
@@ -19,7 +19,8 @@ from opentinker.compose.runtime.kafka import consumer, input_record, producer, w
 from opentinker.compose.runtime.metrics import gauge
 from opentinker.compose.runtime.secrets import read_secret
 from opentinker.compose.runtime.settings import Settings
-from opentinker.schemas.topics import REQUESTS
+from opentinker.schemas.access import INGRESS_GROUP
+from opentinker.schemas.topics import REQUESTS, tenant_requests
 
 from ..core.requests import Authority
 from ..core.signature import BOOTSTRAP_KEY_ID
@@ -29,12 +30,11 @@ from .handler import RequestHandler
 
 __all__ = ["main"]
 
-_GROUP = "opentinker-ingress"
 _START_TIMEOUT_S = 60.0
 _VIEW_TIMEOUT_S = 30.0
 _POLL_MS = 200
 _BATCH = 100  # requests at a time: even 100 manifests of 64 KiB are handled far within the 2 s in which a reply is due
-_ASSIGNED = gauge("ingress_partitions", "Partitions of the public topic that this process reads")
+_ASSIGNED = gauge("ingress_partitions", "Partitions of request topics that this process reads")
 
 
 async def main(settings: Settings, stop: asyncio.Event) -> None:
@@ -54,7 +54,8 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
             tasks.append(asyncio.create_task(serve(_probe_app(feed, membership), "127.0.0.1", settings.ingress.metrics_port, stop)))
         await _view_complete(feed, stop)
         handler = RequestHandler(partitions=settings.kafka.partitions, authority=authority, environments=environments, feed=feed, producer=sender)
-        structlog.get_logger().info("ingress started", trusted_namespaces=sorted(authority.trusted_namespaces))
+        namespaces = {"trusted_namespaces": sorted(authority.trusted_namespaces), "namespaces": sorted(settings.ingress.namespaces)}
+        structlog.get_logger().info("ingress started", **namespaces)
         await _answer_until(stop, reader, handler)
 
 
@@ -135,8 +136,8 @@ async def _producer(settings: Settings) -> AsyncIterator[AIOKafkaProducer]:
 
 @contextlib.asynccontextmanager
 async def _consumer(settings: Settings, membership: _Membership) -> AsyncIterator[AIOKafkaConsumer]:
-    reader = consumer(settings.kafka, "ingress", _GROUP)
-    reader.subscribe([REQUESTS], listener=membership)
+    reader = consumer(settings.kafka, "ingress", INGRESS_GROUP)
+    reader.subscribe([REQUESTS, *map(tenant_requests, settings.ingress.namespaces)], listener=membership)
     await reader.start()
     try:
         yield reader
