@@ -33,6 +33,7 @@ _COMMANDS: Final = {
     "access": ("opentinker.producers.cli.access", "access", "Give every role its user, rights and quota on Kafka."),
     "topics": ("opentinker.producers.cli.streams", "topics", "Make, compare and list the Kafka topics."),
     "metrics": ("opentinker.producers.cli.streams", "metrics", "Follow training metrics on their topic."),
+    "audit": ("opentinker.producers.cli.history", "audit_command", "A job's exact history, from the topics, with causes."),
     "dlq": ("opentinker.producers.cli.dlq", "dlq", "Look at dead letters, send them again, drop them."),
     "simulate": ("opentinker.producers.cli.simulation", "simulate", "Run the scheduler's simulator on one seed."),
 }

@@ -148,7 +148,7 @@ def drop(topic: str, before: int, yes: bool) -> None:
 
 def _topics(topic: str | None) -> list[str]:
     """The dead-letter topics that are meant; a topic may be named with or without `.dlq`."""
-    known = [name for name in topic_table(1) if name.endswith(".dlq")]
+    known = [name for name in topic_table(1, load_settings().ingress.namespaces) if name.endswith(".dlq")]
     if topic is None:
         return known
     wanted = dead_letter_topic(topic.removesuffix(".dlq"))

@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.schemas.records import InputRecord
-from opentinker.schemas.topics import topic_table
+from opentinker.schemas.topics import topic_named
 
 __all__ = ["read_through", "topic_reader"]
 
@@ -27,11 +27,18 @@ async def topic_reader(settings: KafkaSettings, topic: str) -> AsyncIterator[tup
         await reader.start()
         if topic not in await reader.topics():
             raise click.ClickException(f"Kafka has no topic {topic}; make the topics with: opentinker topics ensure")
-        places = [TopicPartition(topic, number) for number in range(topic_table(settings.partitions)[topic][0])]
+        places = [TopicPartition(topic, number) for number in range(_partition_count(settings, topic))]
         reader.assign(places)
         yield reader, places
     finally:
         await reader.stop()
+
+
+def _partition_count(settings: KafkaSettings, topic: str) -> int:
+    if topic.endswith(".dlq"):
+        return 1
+    count = topic_named(topic).partitions
+    return settings.partitions if count == "inputs" else count
 
 
 async def read_through(reader: AIOKafkaConsumer, place: TopicPartition, start: int, end: int) -> AsyncIterator[InputRecord]:

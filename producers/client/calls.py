@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 from opentinker.schemas.errors import FieldError
 from pydantic import ValidationError
 
 from . import errors
+from .naming import check_job, check_name
 
 __all__ = [
     "ATTEMPTS_MAX",
@@ -64,7 +64,7 @@ def submit_job(manifest: Mapping[str, Any] | str | bytes, *, idempotency_key: st
 
 
 def list_jobs(*, namespace: str | None = None, phase: str | None = None, cursor: str | None = None, limit: int = 100) -> Call:
-    wanted = {"namespace": namespace, "phase": phase, "cursor": cursor, "limit": str(limit)}
+    wanted = {"namespace": None if namespace is None else check_name("namespace", namespace), "phase": phase, "cursor": cursor, "limit": str(limit)}
     return Call(method="GET", path="/v1/jobs", params={key: value for key, value in wanted.items() if value is not None})
 
 
@@ -73,8 +73,7 @@ def get_job(job: str, namespace: str = "default") -> Call:
 
 
 def cancel_job(job: str, namespace: str = "default", reason: str = "") -> Call:
-    params = {"namespace": namespace} | ({"reason": reason} if reason else {})
-    return Call(method="POST", path=f"/v1/jobs/{_segment(job)}/cancel", params=params)
+    return _job("POST", job, "/cancel", namespace, {"reason": reason} if reason else {})
 
 
 def explain_job(job: str, namespace: str = "default") -> Call:
@@ -90,8 +89,7 @@ def job_metrics(job: str, namespace: str = "default", stream: bool = False) -> C
 
 
 def job_logs(job: str, namespace: str = "default", *, tail: int = 200, follow: bool = False) -> Call:
-    params = {"namespace": namespace, "tail": str(tail)} | ({"follow": "true"} if follow else {})
-    return Call(method="GET", path=f"/v1/jobs/{_segment(job)}/logs", params=params)
+    return _job("GET", job, "/logs", namespace, {"tail": str(tail)} | ({"follow": "true"} if follow else {}))
 
 
 def list_nodes() -> Call:
@@ -99,11 +97,11 @@ def list_nodes() -> Call:
 
 
 def list_models(namespace: str = "default") -> Call:
-    return Call(method="GET", path="/v1/models", params={"namespace": namespace})
+    return Call(method="GET", path="/v1/models", params={"namespace": check_name("namespace", namespace)})
 
 
 def model_version(name: str, version: int, namespace: str = "default") -> Call:
-    return Call(method="GET", path=f"/v1/models/{_segment(namespace)}/{_segment(name)}/versions/{version}")
+    return Call(method="GET", path=f"/v1/models/{check_name('namespace', namespace)}/{check_name('model', name)}/versions/{version}")
 
 
 def job_checkpoints(job: str, namespace: str = "default") -> Call:
@@ -114,12 +112,10 @@ def list_algorithms() -> Call:
     return Call(method="GET", path="/v1/algorithms")
 
 
-def _job(method: str, job: str, rest: str, namespace: str) -> Call:
-    return Call(method=method, path=f"/v1/jobs/{_segment(job)}{rest}", params={"namespace": namespace})
-
-
-def _segment(text: str) -> str:
-    return quote(text, safe="")
+def _job(method: str, job: str, rest: str, namespace: str, more: Mapping[str, str] | None = None) -> Call:
+    """A call about one job. Raises InvalidRequestError for what is no name: in an address it would mean another place."""
+    params = {"namespace": check_name("namespace", namespace)} | dict(more or {})
+    return Call(method=method, path=f"/v1/jobs/{check_job(job)}{rest}", params=params)
 
 
 def may_retry(call: Call, status: int | None) -> bool:

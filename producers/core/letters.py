@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from opentinker.schemas.messages import CancelJob, SubmitJob
 from opentinker.schemas.records import UNREADABLE_HEADER, InputRecord
-from opentinker.schemas.topics import COMMANDS, REQUESTS
+from opentinker.schemas.topics import COMMANDS, REQUESTS, namespace_of_topic
 
 __all__ = ["STALE_MS", "Letter", "hex_dump", "why_not_again"]
 
@@ -125,12 +125,19 @@ def why_not_again(letter: Letter, now_ms: int, *, mended: bool) -> str | None:
             f"only the first {len(letter.record.value or b''):,} of {letter.original_bytes:,} bytes were kept; give the whole record by --value-file"
         )
     said = letter.header("ce_time")
-    if (letter.topic == REQUESTS or (letter.topic == COMMANDS and letter.header("ce_type") in _JOB_COMMANDS)) and _is_stale(said, now_ms):
+    if _has_an_age(letter) and _is_stale(said, now_ms):
         return (
             f"its ce_time {said} is more than 24 h ago, and would be refused as stale: its id may be forgotten by now, so that a copy could run a job twice. "
             "If the job is still wanted, submit its manifest anew: opentinker submit -f FILE"
         )
     return None
+
+
+def _has_an_age(letter: Letter) -> bool:
+    """Whether its reader refuses it for being old."""
+    if letter.topic == COMMANDS:
+        return letter.header("ce_type") in _JOB_COMMANDS
+    return letter.topic == REQUESTS or namespace_of_topic(letter.topic) is not None
 
 
 def _is_stale(said: str, now_ms: int) -> bool:

@@ -123,3 +123,22 @@ def test_a_cordoned_node_takes_nothing_until_it_is_uncordoned(full_stack: Any) -
     fails(opentinker(full_stack, "cordon", "Not A Node"), 2, "is not a name")
     fails(opentinker(full_stack, "cordon", "node1"), 3, "did you mean node-1?")
     assert "lets go" in ok(opentinker(full_stack, "brake", "acknowledge"))
+
+
+def test_what_is_no_name_is_said_by_every_command_that_takes_one(full_stack: Any) -> None:
+    for words in (["get", "job", "a/b"], ["describe", ""], ["explain", "A"], ["logs", "a b"], ["cancel", "../x"], ["watch", ""], ["audit", "a/b"]):
+        fails(opentinker(full_stack, *words), 2, "is neither a name")
+    fails(opentinker(full_stack, "get", "jobs", "-n", "Not/One"), 2, "namespace: ")
+
+
+def test_a_jobs_history_is_told_from_the_topics(full_stack: Any) -> None:
+    ok(opentinker(full_stack, "submit", "-f", "-", "--wait", stdin=manifest("audited")))
+    wanted = {"AttemptPlaced", "AttemptRunning", "CheckpointCommitted", "ModelVersionRegistered", "AttemptEnded", "JobCompleted"}
+
+    def complete() -> dict[str, Any] | None:
+        found: dict[str, Any] = json.loads(ok(opentinker(full_stack, "audit", "audited", "-o", "json")))
+        return found if wanted <= {entry["type"] for entry in found["entries"]} else None  # the outbox takes a moment
+
+    history = until(complete, f"the history holds {wanted}")
+    assert [entry["type"] for entry in history["entries"]][:2] == ["SubmitJob", "JobSubmitted"]
+    assert history["warnings"] == []

@@ -58,7 +58,28 @@ def test_a_submission_always_carries_a_key_so_that_a_retry_is_not_a_second_job()
 
 
 def test_names_cannot_leave_their_place_in_the_path() -> None:
-    assert calls.get_job("../../v1/models?x=#y").path == "/v1/jobs/..%2F..%2Fv1%2Fmodels%3Fx%3D%23y"
+    uid = "0b5c7a9e-1111-4222-8333-944445555666"
+    assert [calls.get_job(job).path for job in ("a", "my-job-1", uid)] == ["/v1/jobs/a", "/v1/jobs/my-job-1", f"/v1/jobs/{uid}"]
+
+
+@pytest.mark.parametrize("job", ["", "a/b", "../../v1/models?x=#y", "My-Job", "a" * 64, "-a", "a b", "a\n", "a\x1b[31m"])
+def test_what_is_no_name_of_a_job_is_refused_before_it_is_sent(job: str) -> None:
+    for call in (calls.get_job, calls.cancel_job, calls.explain_job, calls.job_events, calls.job_metrics, calls.job_logs, calls.job_checkpoints):
+        with pytest.raises(errors.InvalidRequestError, match=r"^job: .* is neither a name .* nor a uid; see opentinker get jobs$") as caught:
+            call(job)
+        assert str(caught.value).isprintable()
+    with pytest.raises(errors.InvalidRequestError, match=r"^namespace: "):
+        calls.get_job("a", job)
+    with pytest.raises(errors.InvalidRequestError, match=r"^model: "):
+        calls.model_version(job, 1)
+
+
+@pytest.mark.parametrize("command", [["get", "job", "a/b"], ["describe", ""], ["watch", "a/b"], ["logs", "A"], ["explain", ""], ["cancel", "a/b"]])
+def test_every_command_that_takes_a_job_says_what_a_name_is(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENTINKER_API_KEY", "key")
+    raised = CliRunner().invoke(cli, command).exception
+    assert isinstance(raised, errors.InvalidRequestError)
+    assert exit_code_of(raised) == 2
 
 
 def test_retries_are_bounded_spread_and_only_where_they_do_no_harm() -> None:
@@ -125,6 +146,7 @@ def test_a_command_beyond_the_light_client_says_what_to_install(monkeypatch: pyt
         "topics",
         "metrics",
         "dlq",
+        "audit",
         "simulate",
         "cordon",
         "uncordon",
