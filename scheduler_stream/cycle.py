@@ -25,14 +25,14 @@ from .codec import InputSpan, JournalOutput
 from .core.entities import Job
 from .core.state import Change, State
 from .core.step import StepResult, step
-from .errors import SchedulerError
+from .errors import PublishTimeoutError, SchedulerError
 from .interpret import encode_outputs, interpret, is_status
 from .journal import Journal
 from .log import KafkaLog
 from .owner import Ownership, span_of, take_over
 from .publishing import FastLane, StatusLane
 
-__all__ = ["KafkaInputs", "PartitionCycle"]
+__all__ = ["KafkaInputs", "PartitionCycle", "close_bounded"]
 
 _QUEUE_MAX = 4096  # inputs delivered and not yet stepped; above it Faust's stream waits
 _BATCH_INPUTS_MAX = 64
@@ -41,6 +41,8 @@ _RECORD_BYTES = 2 * 2**20  # outputs of one record, after which the next begins;
 _IDLE_RECORD_S = 5.0  # a group without change or output is written at most this often
 _CATCH_UP_CHUNK = 2_000  # inputs read at a time after a takeover
 _TRIM_INTERVAL_S = 3_600.0
+_DRAIN_S = 5.0  # with the append in flight this is below the 10 s that letting go may take
+_CLOSE_S = 3.0  # a producer without a broker waits for ever for answers that nobody needs any more
 _KEPT_BEHIND_MS = 48 * 3_600_000  # of journal, behind where recovery starts
 
 STEPS = metrics.counter("scheduler_steps_total", "Inputs stepped", ("topic",))
@@ -52,6 +54,17 @@ TAKEOVER_SECONDS = metrics.histogram("scheduler_takeover_seconds", "From assignm
 QUEUE_WAIT = metrics.histogram("queue_wait_seconds", "From submission to the first placement", metrics.WAIT_BUCKETS_S)
 JOBS = metrics.gauge("jobs", "Jobs known to this worker", ("phase",))
 VIOLATIONS = metrics.counter("scheduler_invariant_violations_total", "Safety properties found violated; anything but 0 is a defect")
+
+
+async def close_bounded(*stops: Coroutine[Any, Any, None], timeout_s: float = _CLOSE_S) -> None:
+    """Close clients; what does not close in time is left behind."""
+    tasks = [asyncio.create_task(stop) for stop in stops]
+    done, pending = await asyncio.wait(tasks, timeout=timeout_s)
+    for task in pending:
+        task.cancel()
+    for task in done:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            structlog.get_logger().warning("a client did not close cleanly", error=f"{type(error).__name__}: {error}")
 
 
 class KafkaInputs:
@@ -166,12 +179,19 @@ class PartitionCycle:
             )  # fmt: skip
             self.ready.set()
             await self._until_stopped(self._serve(owned.journal, journal_log, inputs, fast, status), lanes)
-            async with asyncio.timeout(5):
-                await asyncio.gather(fast.drained(), status.drained())
+            await self._drain(fast, status)
         finally:
             for lane in lanes:
                 lane.cancel()
-            await asyncio.gather(producer.stop(), status_producer.stop(), inputs.stop(), return_exceptions=True)
+            await close_bounded(producer.stop(), status_producer.stop(), inputs.stop())
+
+    async def _drain(self, fast: FastLane, status: StatusLane) -> None:
+        try:
+            await asyncio.wait_for(asyncio.gather(fast.drained(), status.drained()), _DRAIN_S)
+        except TimeoutError:
+            raise PublishTimeoutError(
+                f"the last outputs got no answer within {_DRAIN_S:.0f} s of letting go; the next owner publishes them again"
+            ) from None
 
     async def _republish(self, owned: Ownership, fast: FastLane, status: StatusLane) -> None:
         """Publish what no record says was published, under the ids it had. Of statuses only the newest of each job: they never go back."""

@@ -6,6 +6,7 @@ SchedulerError
 ├── AppendTimeoutError   no answer from the journal in time; the outcome is unknown until recovery reads it
 ├── TruncatedError       the journal ends before an offset that was written: it was cut short or made anew under our feet
 ├── UnreadableError      the journal does not hand out what it holds: an outsider's transaction is open on it, or the broker is slow
+├── PublishTimeoutError  no answer for outputs in time; recovery publishes them again under the same ids
 └── RecordTooLargeError  one step makes more than a journal record may hold: a defect, since every input is bounded
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 __all__ = [
     "AppendTimeoutError",
+    "PublishTimeoutError",
     "RecordTooLargeError",
     "RefusedError",
     "SchedulerError",
@@ -44,6 +46,10 @@ class TruncatedError(SchedulerError):
 
 class UnreadableError(SchedulerError):
     """Reading the journal made no headway within its bound."""
+
+
+class PublishTimeoutError(SchedulerError):
+    """What was written down is not known to be published."""
 
 
 class RecordTooLargeError(SchedulerError):

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.errors import ProducerFenced
 from opentinker.compose.runtime import metrics
 from opentinker.compose.runtime.kafka import send
 from opentinker.schemas.records import OutputRecord
 from opentinker.schemas.topics import PLACEMENTS
 
 from .codec import JournalOutput
+from .errors import PublishTimeoutError, SupersededError
 from .interpret import is_status
 from .journal import Journal
 
@@ -24,6 +26,7 @@ __all__ = ["FastLane", "StatusLane"]
 
 _RECORDS_UNPUBLISHED_MAX = 8  # journal records whose outputs may be on their way at once
 _STATUS_INTERVAL_S = 0.05  # a transaction costs about 40 ms, whatever its size
+_PUBLISH_TIMEOUT_S = 30.0  # an idempotent send is tried for ever; longer than a change of leader, and a new process finds the broker sooner
 _STATUS_JOBS_MAX = 20_000  # statuses that wait for the next transaction, newest per job; above it the cycle waits
 
 LATENCY = metrics.histogram("scheduling_latency_seconds", "From the append of the input that made a job placeable to the append of its placement")
@@ -64,8 +67,12 @@ class FastLane:
 
 
 async def _await_acks(futures: list[asyncio.Future[Any]], outputs: list[JournalOutput], *, measure: bool) -> None:
+    if futures:
+        _, late = await asyncio.wait(futures, timeout=_PUBLISH_TIMEOUT_S)
+        if late:
+            raise PublishTimeoutError(f"no answer from {outputs[0].topic} and others for {len(late)} outputs within {_PUBLISH_TIMEOUT_S:.0f} s")
     for future, output in zip(futures, outputs, strict=True):
-        answer = await future
+        answer = future.result()
         OUTPUTS.labels(output.topic).inc()
         if measure and output.topic == PLACEMENTS and output.latency_since_ms is not None:
             LATENCY.observe(max(0, answer.timestamp - output.latency_since_ms) / 1000)
@@ -118,8 +125,19 @@ class StatusLane:
         await self._idle.wait()
 
     async def _write(self, outputs: list[JournalOutput]) -> None:
-        async with self._producer.transaction():
-            futures = [await send(self._producer, _record(output)) for output in outputs]
-            for future in futures:
-                await future
+        # Not wait_for: a transaction that is cancelled waits for the broker to abort it.
+        transaction = asyncio.create_task(self._transact(outputs))
+        await asyncio.wait({transaction}, timeout=_PUBLISH_TIMEOUT_S)
+        if not transaction.done():
+            transaction.cancel()
+            raise PublishTimeoutError(f"no answer from {outputs[0].topic} within {_PUBLISH_TIMEOUT_S:.0f} s")
+        try:
+            transaction.result()
+        except ProducerFenced:
+            raise SupersededError("the status producer was fenced: a newer owner has started, or this one slept through its transaction") from None
         OUTPUTS.labels(outputs[0].topic).inc(len(outputs))
+
+    async def _transact(self, outputs: list[JournalOutput]) -> None:
+        async with self._producer.transaction():
+            for future in [await send(self._producer, _record(output)) for output in outputs]:
+                await future

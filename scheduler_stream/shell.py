@@ -25,7 +25,7 @@ from opentinker.schemas.messages.reports import Tick
 from opentinker.schemas.records import InputRecord, encode
 from opentinker.schemas.topics import INPUT_TOPICS, REPORTS
 
-from .cycle import JOBS, PartitionCycle
+from .cycle import JOBS, PartitionCycle, close_bounded
 from .errors import SchedulerError
 from .interpret import SOURCE
 
@@ -33,6 +33,7 @@ __all__ = ["GROUP", "Worker"]
 
 GROUP = "opentinker-scheduler"
 _READY_TIMEOUT_S = 120.0  # a takeover that takes longer hangs: exit and let a supervisor start anew
+_CLOSE_S = 8.0  # Faust leaves its group; the whole stop is bounded at 20 s by the service
 _STUCK_TIMEOUT_S = 60.0  # ticks come every second; a partition that steps none for this long does not read
 
 OWNED = metrics.gauge("scheduler_partitions_owned", "Partitions this worker owns")
@@ -89,7 +90,7 @@ class Worker:
             ticking.cancel()
             stopped.cancel()
             await self._let_go(list(self._cycles))
-            await asyncio.wait_for(asyncio.gather(self._app.stop(), ticker.stop(), return_exceptions=True), 10)
+            await close_bounded(self._app.stop(), ticker.stop(), timeout_s=_CLOSE_S)
 
     def readiness(self) -> dict[str, str]:
         """Part → "ok" or what is missing; read from the exporter's thread. A standby without partitions is ready once it is a member."""

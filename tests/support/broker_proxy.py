@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import struct
 
-__all__ = ["BrokerProxy"]
+__all__ = ["FETCH", "PRODUCE", "BrokerProxy"]
 
-_CHUNK = 64 * 1024
+PRODUCE, FETCH = 0, 1  # Kafka's numbers of the two kinds of request
 
 
 class BrokerProxy:
@@ -20,8 +20,8 @@ class BrokerProxy:
         self._server: asyncio.Server | None = None
         self._pipes: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
-        self.swallowing = False
-        self.swallowed = 0  # bytes of answers that nobody got
+        self.swallowing: set[int] = set()  # kinds of request whose answers nobody gets
+        self.swallowed = 0  # how many
 
     async def __aenter__(self) -> BrokerProxy:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -34,7 +34,7 @@ class BrokerProxy:
 
     async def recover(self) -> None:
         """Answer again. Connections that missed an answer are gone, as after a broken network."""
-        self.swallowing = False
+        self.swallowing = set()
         await self._hang_up()
 
     async def _hang_up(self) -> None:
@@ -58,27 +58,30 @@ class BrokerProxy:
     async def _accept(self, client_reader: asyncio.StreamReader, client_writer: asyncio.StreamWriter) -> None:
         broker_reader, broker_writer = await asyncio.open_connection(*self._broker)
         self._writers |= {client_writer, broker_writer}
-        for pipe in (self._requests(client_reader, broker_writer), self._answers(broker_reader, client_writer)):
+        kinds: dict[bytes, int] = {}  # of requests in flight, by correlation id
+        for pipe in (self._requests(client_reader, broker_writer, kinds), self._answers(broker_reader, client_writer, kinds)):
             task = asyncio.create_task(pipe)
             self._pipes.add(task)
             task.add_done_callback(self._pipes.discard)
 
-    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(_CHUNK):
-                writer.write(data)
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kinds: dict[bytes, int]) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                length = await reader.readexactly(4)
+                frame = await reader.readexactly(int.from_bytes(length, "big"))
+                kinds[frame[4:8]] = int.from_bytes(frame[:2], "big")
+                writer.write(length + frame)
                 await writer.drain()
         writer.close()
 
-    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Frame by frame: a frame that is split would hide the address in it."""
+    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kinds: dict[bytes, int]) -> None:
         theirs, ours = (struct.pack(">9si", b"127.0.0.1", port) for port in (self._broker[1], self.port))
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 length = await reader.readexactly(4)
                 frame = await reader.readexactly(int.from_bytes(length, "big"))
-                if self.swallowing:
-                    self.swallowed += len(frame)
+                if kinds.pop(frame[:4], None) in self.swallowing:
+                    self.swallowed += 1
                     continue
                 writer.write(length + frame.replace(theirs, ours))
                 await writer.drain()

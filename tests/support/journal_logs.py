@@ -8,7 +8,7 @@ from typing import Protocol
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import NewTopic
-from broker_proxy import BrokerProxy
+from broker_proxy import PRODUCE, BrokerProxy
 from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.scheduler_stream.log import KafkaLog, Log, MemoryLog
@@ -122,7 +122,7 @@ class KafkaJournalLog:
         self.log = KafkaLog(self._settings, 0, producer, self._topic)
 
     async def lose_answers(self) -> None:
-        self._proxy.swallowing = True
+        self._proxy.swallowing = {PRODUCE}
 
     async def rival(self, value: bytes) -> int:
         rival = KafkaLog(self._settings, 0, await self._producer(self._settings), self._topic)

@@ -33,7 +33,7 @@ from opentinker.schemas.messages import (
 from opentinker.schemas.records import Envelope, Message, decode, encode, job_uid_of
 from opentinker.schemas.topics import COMMANDS, EVENTS, PLACEMENTS, REPORTS, STATUS, accepted_types, partition_of
 
-__all__ = ["FakeNode", "Publisher", "TopicReader", "Worker", "events_of", "statuses"]
+__all__ = ["FakeNode", "Publisher", "TopicReader", "Worker", "events_of", "statuses", "until_logged"]
 
 
 class Worker:
@@ -61,6 +61,14 @@ class Worker:
                 self.process.kill()
         self._log.close()
         return self.process.wait(5)
+
+
+async def until_logged(worker: Worker, text: str, times: int = 1, timeout_s: float = 60.0) -> None:
+    """Until the worker has said something so often. Fails at once when it has ended."""
+    async with asyncio.timeout(timeout_s):
+        while worker.path.read_text().count(text) < times:
+            assert worker.process.poll() is None, worker.path.read_text()[-3000:]
+            await asyncio.sleep(0.1)
 
 
 class Publisher:
