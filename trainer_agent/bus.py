@@ -31,6 +31,7 @@ Command = StartAttempt | StopAttempt | ResumeAttempt
 _SEND_TIMEOUT_S = 6.0  # a little more than the producer's own
 _RETRY_S = 0.5
 _BULK_MAX = 2000  # records that wait; beyond it the oldest go, since fresh metrics are worth more
+_BULK_BEHIND = 500
 _FAILURES = (KafkaError, OSError, TimeoutError)
 
 
@@ -193,6 +194,11 @@ class BulkSender:
         self._arrived = asyncio.Event()
         self._in_flight = 0
         self.dropped = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits that senders should merge what they have."""
+        return len(self._queue) >= _BULK_BEHIND
 
     def put(self, message: TrainingMetrics | LogLines) -> None:
         topic = METRICS if isinstance(message, TrainingMetrics) else LOGS

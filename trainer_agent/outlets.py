@@ -10,6 +10,7 @@ from typing import Literal
 from opentinker.schemas.messages.training import LogLines, MetricValue, TrainingMetrics
 from opentinker.trainer_agent.bus import BulkSender
 from opentinker.trainer_agent.core.log_rate import Passed
+from opentinker.trainer_agent.core.metric_rate import MergedSample, MetricRate, rate_per_replica
 from opentinker.trainer_agent.core.parts import Key, Part
 from opentinker.trainer_agent.protocol import MetricsSample
 from opentinker.trainer_agent.tails import Tail
@@ -26,6 +27,7 @@ class Outlets:
     def __init__(self, node: str, bulk: BulkSender) -> None:
         self._node, self._bulk = node, bulk
         self._tails: dict[tuple[Key, int, Literal["stdout", "stderr"]], tuple[Part, Tail]] = {}
+        self._rates: dict[tuple[Key, int], tuple[Part, MetricRate]] = {}
 
     def open(self, part: Part, rank: int, directory: Path, *, from_end: bool) -> None:
         now_ns = time.monotonic_ns()
@@ -33,9 +35,11 @@ class Outlets:
             self._tails[part.key, rank, stream] = part, Tail(directory / stream, now_ns, from_end=from_end)
 
     def look(self, now_ns: int) -> None:
-        """Publish what was printed since the last look."""
+        """Publish what was printed and measured since the last look."""
         for (_, rank, stream), (part, tail) in self._tails.items():
             self._publish(part, rank, stream, tail.look(now_ns))
+        for (_, rank), (part, rate) in self._rates.items():
+            self._publish_metrics(part, rank, rate.due(now_ns, self._samples_per_s()))
 
     def close(self, key: Key, rank: int) -> None:
         """Publish the rest: the process is gone."""
@@ -44,9 +48,25 @@ class Outlets:
             if found is not None:
                 part, tail = found
                 self._publish(part, rank, stream, tail.look(time.monotonic_ns(), last=True))
+        if rated := self._rates.pop((key, rank), None):
+            self._publish_metrics(rated[0], rank, rated[1].rest())
 
     def metrics(self, part: Part, rank: int, sample: MetricsSample) -> None:
-        command = part.command
+        """Take a sample in; it leaves at once, or merged with others if there are too many."""
+        found = self._rates.get((part.key, rank))
+        if found is None:
+            found = self._rates[part.key, rank] = part, MetricRate(time.monotonic_ns())
+        found[1].offer(sample)
+        self._publish_metrics(part, rank, found[1].due(time.monotonic_ns(), self._samples_per_s()))
+
+    def _samples_per_s(self) -> float:
+        """None while records wait for the broker: then fewer samples are better than older ones."""
+        return 0.0 if self._bulk.is_behind else rate_per_replica(len(self._rates))
+
+    def _publish_metrics(self, part: Part, rank: int, merged: MergedSample | None) -> None:
+        if merged is None:
+            return
+        command, sample = part.command, merged.sample
         self._bulk.put(
             TrainingMetrics(
                 job_uid=command.job_uid,
@@ -58,6 +78,7 @@ class Outlets:
                 global_step=sample.global_step,
                 update=sample.update,
                 time_ms=sample.time_ms,
+                samples=merged.samples,
                 values={name: _json_number(value) for name, value in sample.values.items()},
             )
         )

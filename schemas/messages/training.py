@@ -34,6 +34,7 @@ class TrainingMetrics(Message):
     global_step: Count
     update: Count
     time_ms: Millis
+    samples: Annotated[int, Field(ge=1, le=2**53)] = 1  # above 1: `values` are means over so many, merged since they came too fast
     values: dict[Annotated[str, Field(max_length=64)], MetricValue] = Field(max_length=128)
 
 

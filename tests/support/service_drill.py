@@ -1,0 +1,261 @@
+"""Faults of whole services while real agents train CartPole: what a night in a lab may bring. The checker judges the topics, /proc the processes.
+
+Each fault is inflicted while trainers work, and must be seen to bite: the process was replaced, or stood still for its time, with trainers at work before.
+Jobs are submitted through the gateway with an idempotency key and repeated until it answers, as its clients do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import psutil
+from checker import Checked, Marks, check, marks, records_since
+from opentinker.compose.local.home import Home
+from opentinker.compose.local.layout import settings_of
+from opentinker.compose.local.stack import supervisor_of
+from opentinker.compose.local.status import read_status
+from opentinker.compose.local.supervisor import Supervisor
+from opentinker.producers.client import Client, OpenTinkerError
+from opentinker.schemas.topics import METRICS
+from trainers_seen import TrainerWatch
+
+__all__ = ["FAULTS", "Inflicted", "ServiceDrill", "ServiceReport"]
+
+CHECKPOINT_EVERY_S = 2.0
+_JOB_TIMEOUT_S = 240.0
+_AT_ONCE = 3
+
+
+@dataclass(slots=True)
+class Inflicted:
+    """One fault, and whether it bit. `at_work`: trainers that used the processor when it came."""
+
+    name: str
+    at: float
+    at_work: int
+    bit: bool = False
+    seconds_to_work: float = 0.0  # until trainers worked again on a part that had begun or gone on after the fault
+
+
+@dataclass(slots=True, kw_only=True)
+class ServiceReport:
+    inflicted: list[Inflicted]
+    checked: Checked
+    overlaps: list[str]
+    losses_s: list[float]  # training time lost by each attempt that was followed by another
+    jobs: int
+
+
+def _kill(program: str) -> Callable[[ServiceDrill], Awaitable[bool]]:
+    async def inflict(drill: ServiceDrill) -> bool:
+        before = drill.pid(program)
+        os.kill(before, signal.SIGKILL)
+        return await drill.until(lambda: drill.pid(program) not in (0, before), 60)
+
+    return inflict
+
+
+def _pause(program: str, seconds: float = 20.0) -> Callable[[ServiceDrill], Awaitable[bool]]:
+    async def inflict(drill: ServiceDrill) -> bool:
+        pid = drill.pid(program)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            stopped = await drill.until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 5)
+            await asyncio.sleep(seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        return stopped
+
+    return inflict
+
+
+def _outage(program: str, seconds: float) -> Callable[[ServiceDrill], Awaitable[bool]]:
+    async def inflict(drill: ServiceDrill) -> bool:
+        await asyncio.to_thread(drill.supervisor.stop_programs, [program], 30)
+        gone = drill.pid(program) == 0
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(drill.supervisor.start_program, program)
+        return gone
+
+    return inflict
+
+
+async def _node_power(drill: ServiceDrill) -> bool:
+    """An agent and its trainers at once, as when a node loses power."""
+    program, before = drill.working_agent(), 0
+    before = drill.pid(program)
+    processes = [psutil.Process(before), *psutil.Process(before).children(recursive=True)]
+    for each in processes:
+        each.send_signal(signal.SIGKILL)
+    return len(processes) > 1 and await drill.until(lambda: drill.pid(program) not in (0, before), 60)
+
+
+async def _agent_killed(drill: ServiceDrill) -> bool:
+    return await _kill(drill.working_agent())(drill)
+
+
+async def _agent_paused(drill: ServiceDrill) -> bool:
+    return await _pause(drill.working_agent())(drill)
+
+
+FAULTS: dict[str, Callable[[ServiceDrill], Awaitable[bool]]] = {
+    "kill agent": _agent_killed,
+    "kill agent and its trainers": _node_power,
+    "stop agent 20 s": _agent_paused,
+    "kill scheduler": _kill("scheduler"),
+    "stop scheduler 20 s": _pause("scheduler"),
+    "kill gateway": _kill("gateway"),
+    "stop gateway 20 s": _pause("gateway"),
+    "kill ingress": _kill("ingress"),
+    "kill read replica": _kill("replica"),
+    "kill registry": _kill("registry"),
+    "stop registry 20 s": _pause("registry"),
+    "kill Kafka": _kill("kafka"),
+    "stop Kafka 20 s": _pause("kafka"),
+    "Kafka away 60 s": _outage("kafka", 60),
+    "kill PostgreSQL": _kill("postgres"),
+    "PostgreSQL away 30 s": _outage("postgres", 30),
+    "kill S3": _kill("s3"),
+    "S3 away 30 s": _outage("s3", 30),
+}
+
+
+@dataclass
+class ServiceDrill:
+    """Keeps a few jobs running on a whole local stack, inflicts faults, and gathers what is to be judged."""
+
+    home: Home
+    say: Callable[[str], None] = print
+    steps: int = 60_000
+    inflicted: list[Inflicted] = field(default_factory=list)
+    jobs: list[str] = field(default_factory=list)
+
+    @property
+    def supervisor(self) -> Supervisor:
+        found = supervisor_of(self.home)
+        assert found is not None, "the stack does not run"
+        return found
+
+    def pid(self, program: str) -> int:
+        return next((each.pid for each in read_status(self.home).programs if each.name == program and each.state == "running"), 0)
+
+    def working_agent(self) -> str:
+        """The agent with the most trainers."""
+        agents = [each for each in read_status(self.home).programs if each.name.startswith("agent") and each.pid]
+        return max(agents, key=lambda each: len(psutil.Process(each.pid).children())).name
+
+    async def until(self, condition: Callable[[], Any], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if await asyncio.to_thread(condition):
+                return True
+            await asyncio.sleep(0.1)
+        return False
+
+    async def run(self, names: list[str], deadline: float) -> ServiceReport:
+        """Each named fault in turn, until the time is over; then every job is let end, and everything is judged."""
+        kafka = settings_of(self.home.root).kafka
+        since = await marks(kafka)
+        with TrainerWatch(self.home.root) as watch:
+            load = asyncio.create_task(self._keep_jobs_running())
+            try:
+                for number, name in enumerate(names):
+                    if time.monotonic() > deadline:
+                        self.say(f"out of time after {number} of {len(names)} faults")
+                        break
+                    await self._inflict(name, watch)
+                    done = self.inflicted[-1]
+                    self.say(
+                        f"{number + 1}/{len(names)} {name}: {'bit' if done.bit else 'DID NOT BITE'}, at work again after {done.seconds_to_work:.1f} s"
+                    )
+            finally:
+                load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
+            await self._all_ended()
+        await asyncio.sleep(3)
+        checked = await check(kafka, since, {"default"}, [])
+        losses = await _losses(kafka, since)
+        return ServiceReport(inflicted=self.inflicted, checked=checked, overlaps=watch.overlaps(), losses_s=losses, jobs=len(self.jobs))
+
+    async def _inflict(self, name: str, watch: TrainerWatch) -> None:
+        def working(since: float) -> int:
+            return len({seen.pid for seen in list(watch.seen.values()) if seen.worked and seen.worked[-1][1] > since})
+
+        assert await self.until(lambda: working(time.time() - 1.0) >= 2, 120), "no trainer works, so that nothing would be tested"
+        found = Inflicted(name, time.time(), working(time.time() - 1.0))
+        self.inflicted.append(found)
+        found.bit = await FAULTS[name](self) and found.at_work > 0
+        over = time.time()
+        await self.until(lambda: working(over + 0.5) >= 1, 120)
+        found.seconds_to_work = time.time() - over
+
+    async def _keep_jobs_running(self) -> None:
+        """A few jobs at a time, some of them gangs, each submitted until the gateway says yes."""
+        live: list[str] = []
+        while True:
+            live = [uid for uid in live if not await self._ended(uid)]
+            while len(live) < _AT_ONCE:
+                uid = await self._submit(replicas=2 if len(self.jobs) % 3 == 0 else 1)
+                live.append(uid)
+                self.jobs.append(uid)
+            await asyncio.sleep(0.5)
+
+    async def _submit(self, replicas: int) -> str:
+        document = {
+            "apiVersion": "opentinker.io/v1", "kind": "TrainingJob", "metadata": {"generateName": "drill-"},
+            "spec": {
+                "algorithm": "PPO", "environment": "CartPole-v1", "replicas": replicas, "resources": {"gpu": 1, "cpu": 1, "memory": "1Gi"},
+                "checkpoint": {"every": f"{CHECKPOINT_EVERY_S:g}s"}, "stop": {"totalSteps": self.steps}, "retry": {"infrastructure": 20},
+            },
+        }  # fmt: skip
+        key = uuid.uuid4().hex
+        while True:
+            try:
+                return await asyncio.to_thread(self._with_client, lambda client: client.submit(document, idempotency_key=key).metadata.uid)
+            except OpenTinkerError:
+                await asyncio.sleep(0.5)
+
+    async def _ended(self, uid: str) -> bool:
+        try:
+            return await asyncio.to_thread(self._with_client, lambda client: client.job(uid).status.phase) in ("Completed", "Failed", "Cancelled")
+        except OpenTinkerError:
+            return False
+
+    def _with_client(self, ask: Callable[[Client], Any]) -> Any:
+        settings = settings_of(self.home.root)
+        with Client(settings.gateway.url, settings.api_key_file.read_text().strip(), timeout_s=3) as client:
+            return ask(client)
+
+    async def _all_ended(self) -> None:
+        deadline = time.monotonic() + _JOB_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if all([await self._ended(uid) for uid in self.jobs]):
+                return
+            await asyncio.sleep(1)
+
+
+async def _losses(kafka: Any, since: Marks) -> list[float]:
+    """For each attempt that another followed: how long before its last sample the checkpoint was made at which the next one went on."""
+    samples: dict[str, dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+    for record in await records_since(kafka, METRICS, since):
+        sample = orjson.loads(record.value)
+        if sample["replica_rank"] == 0:
+            samples[sample["job_uid"]][sample["attempt_number"]].append((sample["global_step"], sample["time_ms"]))
+    losses = []
+    for attempts in samples.values():
+        numbers = sorted(attempts)
+        for earlier, later in itertools.pairwise(numbers):
+            first_step = min(attempts[later])[0]
+            lost = [time_ms for step, time_ms in attempts[earlier] if step >= first_step]
+            losses.append((max(lost) - min(lost)) / 1000 if lost else 0.0)
+    return losses
