@@ -1,6 +1,6 @@
 """The read replica: folds the journal like the scheduler, decides nothing, and answers questions over HTTP.
 
-`python -m opentinker.scheduler_stream.replica`. Routes, behind the API key: `GET /v1/explain/{job_uid}`, `GET /v1/nodes`; open: `/health`, `/ready`,
+`python -m opentinker.scheduler_stream.replica`. Routes, behind the API key: `GET /v1/explain/{job_uid}`, `/v1/nodes`, `/v1/limits`; open: `/health`, `/ready`,
 `/metrics`. It may lag by milliseconds, and says as of when it speaks.
 """
 
@@ -20,7 +20,7 @@ from opentinker.compose.runtime.service import run
 from opentinker.compose.runtime.settings import KafkaSettings, Settings
 from opentinker.schemas.topics import JOURNAL
 
-from .core.explain import explain_job, list_nodes
+from .core.explain import explain_job, list_limits, list_nodes, usual_limits
 from .log import KafkaLog, LogEntry
 from .recovery import Fold, find_replay_from
 
@@ -74,6 +74,9 @@ class Replica:
     def nodes(self) -> list[dict[str, Any]]:
         return [node for fold in self.folds.values() for node in list_nodes(fold.state)]
 
+    def limits(self) -> list[dict[str, Any]]:
+        return [item for fold in self.folds.values() for item in list_limits(fold.state)]
+
 
 def make_app(replica: Replica, api_key: str) -> FastAPI:
     """The routes. Answers are for the gateway, which checks namespaces; the key is the deployment's own."""
@@ -93,6 +96,11 @@ def make_app(replica: Replica, api_key: str) -> FastAPI:
     async def nodes(request: Request) -> Response:
         check_bearer(request, api_key, "API key")
         return JSONResponse({"nodes": replica.nodes()})
+
+    @app.get("/v1/limits")
+    async def limits(request: Request) -> Response:
+        check_bearer(request, api_key, "API key")
+        return JSONResponse({"limits": replica.limits(), "usual": usual_limits()})
 
     @app.get("/metrics")
     async def metrics_page() -> Response:

@@ -30,6 +30,7 @@ _COMMANDS: Final = {
     "cordon": ("opentinker.producers.cli.admin", "cordon", "Place nothing new on a node."),
     "uncordon": ("opentinker.producers.cli.admin", "uncordon", "Let a node take work again."),
     "brake": ("opentinker.producers.cli.admin", "brake", "Say that losses which the brake holds back are real."),
+    "limits": ("opentinker.producers.cli.admin", "limits", "Set and show what a namespace may have."),
     "access": ("opentinker.producers.cli.access", "access", "Give every role its user, rights and quota on Kafka."),
     "topics": ("opentinker.producers.cli.streams", "topics", "Make, compare and list the Kafka topics."),
     "metrics": ("opentinker.producers.cli.streams", "metrics", "Follow training metrics on their topic."),

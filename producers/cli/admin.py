@@ -11,15 +11,16 @@ import click
 from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import load_settings
 from opentinker.schemas.errors import nearest, shorten
-from opentinker.schemas.messages import AcknowledgeBrake, CordonNode, UncordonNode
+from opentinker.schemas.messages import AcknowledgeBrake, CordonNode, SetNamespaceLimits, UncordonNode
 from opentinker.schemas.records import Message, encode
 from opentinker.schemas.topics import ADMIN, partition_of
 from pydantic import ValidationError
 
 from ..client import Client
 from ..client.errors import NotFoundError, OpenTinkerError
+from .output import format_option, print_data, print_table
 
-__all__ = ["brake", "cordon", "uncordon"]
+__all__ = ["brake", "cordon", "limits", "uncordon"]
 
 pool_option = click.option("--pool", default="default", show_default=True, help="The pool the node is in.")
 
@@ -55,6 +56,50 @@ def acknowledge(pool: str) -> None:
     click.echo(f"the brake of pool {pool} lets go if it is engaged")
 
 
+@click.group()
+def limits() -> None:
+    """What a namespace may have in a pool."""
+
+
+in_pool_option = click.option("--pool", default="default", show_default=True, help="The pool that the limit is for.")
+
+
+@limits.command("set")
+@click.argument("namespace")
+@click.option("--queued-max", type=click.IntRange(0, 2**53 - 1), required=True, help="Jobs that may wait at once; 0 takes no new ones.")
+@in_pool_option
+def set_limits(namespace: str, queued_max: int, pool: str) -> None:
+    """Say how many jobs of NAMESPACE may wait. What waits already goes on waiting."""
+    _tell(SetNamespaceLimits, pool, namespace=namespace, queued_max=queued_max)
+    click.echo(f"namespace {namespace} may have {queued_max:,} jobs waiting in pool {pool}")
+
+
+@limits.command()
+@click.argument("namespace")
+@in_pool_option
+def clear(namespace: str, pool: str) -> None:
+    """Let the usual limits hold for NAMESPACE again."""
+    _tell(SetNamespaceLimits, pool, namespace=namespace)
+    click.echo(f"the usual limits hold for namespace {namespace} in pool {pool}")
+
+
+@limits.command("list")
+@format_option
+def list_limits(output: str) -> None:
+    """List namespaces that have jobs waiting or limits of their own."""
+    with Client() as client:
+        rows = client.limits()
+    if output in ("json", "yaml"):
+        print_data(rows, output)
+        return
+    shown = [(row["namespace"], row["pool"], f"{row['queued']:,}", f"{row['queuedMax']:,}{' (usual)' if row['usual'] else ''}") for row in rows]
+    if output == "name":
+        for row in rows:
+            click.echo(row["namespace"])
+    else:
+        print_table(("NAMESPACE", "POOL", "WAITING", "MAY WAIT"), shown, "no jobs wait, and no namespace has limits of its own")
+
+
 def _must_exist(node: str, pool: str) -> None:
     """A slip of the pen is told. Without a gateway or a key, which an administrator of Kafka need not have, nothing is known of nodes."""
     try:
@@ -67,14 +112,14 @@ def _must_exist(node: str, pool: str) -> None:
         raise NotFoundError(f"pool {pool} has no node {shorten(node)}; {f'did you mean {guess}?' if guess else 'see opentinker get nodes'}", 404)
 
 
-def _tell(kind: type[Message], pool: str, **fields: str) -> None:
+def _tell(kind: type[Message], pool: str, **fields: str | int) -> None:
     try:
         message = kind.model_validate({"pool": pool, "requested_by": f"cli:{getpass.getuser()}", **fields})
     except ValidationError as error:
         field = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise click.UsageError(f"{field}: {fields.get(field, pool)!r} is not a name; use a-z, 0-9, '-' and '.'") from None
     if "node" in fields:
-        _must_exist(fields["node"], pool)
+        _must_exist(str(fields["node"]), pool)
     asyncio.run(_send(message, pool))
 
 

@@ -80,6 +80,10 @@ class AsyncClient:
     async def nodes(self) -> list[dict[str, Any]]:
         return _items(await self._send(calls.list_nodes()))
 
+    async def limits(self) -> list[dict[str, Any]]:
+        """Namespaces with waiting jobs or limits of their own, by pool."""
+        return _items(await self._send(calls.list_limits()))
+
     async def models(self, namespace: str = "default") -> list[dict[str, Any]]:
         return _items(await self._send(calls.list_models(namespace)))
 

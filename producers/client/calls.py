@@ -28,6 +28,7 @@ __all__ = [
     "job_metrics",
     "list_algorithms",
     "list_jobs",
+    "list_limits",
     "list_models",
     "list_nodes",
     "may_retry",
@@ -94,6 +95,10 @@ def job_logs(job: str, namespace: str = "default", *, tail: int = 200, follow: b
 
 def list_nodes() -> Call:
     return Call(method="GET", path="/v1/nodes")
+
+
+def list_limits() -> Call:
+    return Call(method="GET", path="/v1/limits")
 
 
 def list_models(namespace: str = "default") -> Call:

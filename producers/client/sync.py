@@ -67,6 +67,10 @@ class Client:
     def nodes(self) -> list[dict[str, Any]]:
         return self._run(self._client.nodes())
 
+    def limits(self) -> list[dict[str, Any]]:
+        """Namespaces with waiting jobs or limits of their own, by pool."""
+        return self._run(self._client.limits())
+
     def models(self, namespace: str = "default") -> list[dict[str, Any]]:
         return self._run(self._client.models(namespace))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -59,6 +60,7 @@ class JobsView:
         self._order: list[tuple[int, str]] = []  # (submitted_ms, uid), rising
         self._finished: list[tuple[int, str]] = []
         self._phases: dict[JobPhase, int] = dict.fromkeys(JobPhase, 0)
+        self._waiting: Counter[tuple[str, str]] = Counter()  # (pool, namespace) → pending jobs
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -67,6 +69,10 @@ class JobsView:
     def phases(self) -> dict[JobPhase, int]:
         """How many jobs are in each phase."""
         return dict(self._phases)
+
+    def waiting(self, pool: str, namespace: str) -> int:
+        """How many jobs of the namespace wait in the pool."""
+        return self._waiting[pool, namespace]
 
     def apply(self, status: JobStatus) -> bool:
         """Take a status in; returns whether it was news."""
@@ -77,6 +83,8 @@ class JobsView:
             self.remove(status.job_uid)
         self._jobs[status.job_uid] = status
         self._phases[status.phase] += 1
+        if status.phase is JobPhase.PENDING:
+            self._waiting[status.pool, status.namespace] += 1
         place = (status.submitted_ms, status.job_uid)
         insort(self._order, place)
         insort(self._by_name.setdefault((status.namespace, status.name), []), place)
@@ -92,6 +100,10 @@ class JobsView:
         if status is None:
             return
         self._phases[status.phase] -= 1
+        if status.phase is JobPhase.PENDING:
+            self._waiting[status.pool, status.namespace] -= 1
+            if not self._waiting[status.pool, status.namespace]:
+                del self._waiting[status.pool, status.namespace]
         place = (status.submitted_ms, job_uid)
         _take_out(self._order, place)
         if status.phase.terminal:

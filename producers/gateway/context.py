@@ -15,6 +15,7 @@ from opentinker.schemas.messages import JobPhase, JobStatus
 
 from ..live import LiveFeed
 from ..writer import CommandWriter
+from .limits import QueueLimits
 
 __all__ = ["GatewayContext", "NEIGHBOUR_TIMEOUT_S"]  # noqa: RUF022
 
@@ -33,6 +34,7 @@ class GatewayContext:
     api_key: str  # which the scheduler's replica asks for, too
     registry_token: str | None  # None: this gateway gives no download URLs
     stop: asyncio.Event
+    limits: QueueLimits
     in_flight: dict[str, asyncio.Future[None]] = field(default_factory=dict)  # submissions by uid that wait for Kafka's ack
 
     async def job(self, identifier: str, namespace: str) -> JobStatus:

@@ -16,6 +16,7 @@ from ..live import LiveFeed
 from ..writer import CommandWriter
 from .app import build_app
 from .context import GatewayContext
+from .limits import QueueLimits
 
 __all__ = ["main"]
 
@@ -34,6 +35,9 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
         stack.push_async_callback(read.close)
         # No proxies from the environment: neighbours are named by settings.
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+        limits = QueueLimits(http, settings.scheduler.replica_url, key)
+        asking = asyncio.create_task(limits.run())
+        stack.push_async_callback(_end, asking)
         context = GatewayContext(
             settings=settings,
             feed=feed,
@@ -42,6 +46,7 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
             http=http,
             environments=environment_ids(),
             api_key=key,
+            limits=limits,
             registry_token=_registry_token(settings),
             stop=stop,
         )

@@ -31,9 +31,10 @@ _WHO = "api-key:bootstrap"
 _YAML = {"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"}
 _KEY_CHARACTERS_MAX = 128
 _RETRY_AFTER_S = "5"
+_FULL_RETRY_AFTER_S = "10"
 
 _SUBMISSIONS = counter("gateway_submissions_total", "Submissions answered, by outcome", ("outcome",))
-for _outcome in ("accepted", "repeated", "invalid", "conflict", "unavailable", "dry-run"):
+for _outcome in ("accepted", "repeated", "invalid", "conflict", "unavailable", "queue-full", "dry-run"):
     _SUBMISSIONS.labels(_outcome)
 
 
@@ -71,6 +72,7 @@ def submit_routes(context: GatewayContext) -> APIRouter:
             return JSONResponse({"dryRun": True, "effective": effective_rows(document, context.environments), "conflict": conflict})
         with structlog.contextvars.bound_contextvars(job_uid=command.job_uid):
             if repeat is Repeat.NEW:
+                _check_room(context, command)
                 await _accept(context, command, ce_id, key, request.headers.get("traceparent", ""))
             else:
                 await _wait_for_first(context, command.job_uid)
@@ -144,6 +146,20 @@ def _judge(context: GatewayContext, command: SubmitJob) -> Repeat:
         error = FieldError(field="metadata.name", message=message, remedy="cancel that job or choose another name")
         raise ProblemError(409, error.text(), [error], jobUid=namesake.job_uid)
     return repeat
+
+
+def _check_room(context: GatewayContext, command: SubmitJob) -> None:
+    """Raises ProblemError 429 when the namespace has as many jobs waiting as it may. The scheduler has the last word; this only says it sooner."""
+    limit = context.limits.queued_max(command.pool, command.namespace)
+    queued = context.feed.jobs.waiting(command.pool, command.namespace)
+    if limit is None or queued < limit:
+        return
+    _SUBMISSIONS.labels("queue-full").inc()
+    message = f"{command.namespace} has {queued:,} jobs waiting in pool {command.pool} and may have {limit:,}"
+    remedy = "submit again when some have started, cancel some, or ask an administrator for more (opentinker limits set)"
+    error = FieldError(field="metadata.namespace", message=message, remedy=remedy)
+    counts = {"pool": command.pool, "namespace": command.namespace, "queued": queued, "queuedMax": limit}
+    raise ProblemError(429, error.text(), [error], {"Retry-After": _FULL_RETRY_AFTER_S}, reason="QueueFull", limit=counts)
 
 
 async def _accept(context: GatewayContext, command: SubmitJob, ce_id: str, key: str, traceparent: str) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "DeviceSlot",
     "Entity",
     "Job",
+    "NamespaceLimits",
     "Node",
     "NodeLease",
     "Part",
@@ -215,6 +216,23 @@ class Brake:
     acknowledged_until: int = 0  # pool time until which it does not engage again
 
 
-Entity = Clock | Job | Attempt | Node | NodeLease | Brake
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceLimits:
+    """What an administrator allows a namespace in a pool, where that is not the usual."""
 
-KINDS: Final[dict[str, type[Entity]]] = {"clock": Clock, "job": Job, "attempt": Attempt, "node": Node, "lease": NodeLease, "brake": Brake}
+    pool: str
+    namespace: str
+    queued_max: int
+
+
+Entity = Clock | Job | Attempt | Node | NodeLease | Brake | NamespaceLimits
+
+KINDS: Final[dict[str, type[Entity]]] = {
+    "clock": Clock,
+    "job": Job,
+    "attempt": Attempt,
+    "node": Node,
+    "lease": NodeLease,
+    "brake": Brake,
+    "limits": NamespaceLimits,
+}

@@ -12,10 +12,11 @@ from opentinker.schemas.quantities import format_bytes, format_cpu, format_durat
 
 from .entities import Job, Node
 from .fit import find_plan, slots
-from .queueing import describe_requirement
+from .policy import QUEUED_MAX
+from .queueing import describe_requirement, queued_max
 from .state import State
 
-__all__ = ["explain_job", "list_nodes"]
+__all__ = ["explain_job", "list_limits", "list_nodes", "usual_limits"]
 
 
 def explain_job(state: State, job_uid: str) -> dict[str, Any] | None:
@@ -101,6 +102,26 @@ def _capacity(state: State, pool: str) -> str:
 def list_nodes(state: State) -> list[dict[str, Any]]:
     """Every node with capacity, what is free, and what runs there."""
     return [_node(state, state.nodes[name]) for name in sorted(state.nodes)]
+
+
+def list_limits(state: State) -> list[dict[str, Any]]:
+    """Every namespace that has jobs waiting or a limit of its own: how many wait in which pool, and how many may."""
+    own = {(limits.pool, limits.namespace) for limits in state.limits.values()}
+    return [
+        {
+            "pool": pool,
+            "namespace": namespace,
+            "queued": state.queued.get((pool, namespace), 0),
+            "queuedMax": queued_max(state, pool, namespace),
+            "usual": (pool, namespace) not in own,
+        }
+        for pool, namespace in sorted(own | state.queued.keys())
+    ]
+
+
+def usual_limits() -> dict[str, int]:
+    """What a namespace may have that no administrator has spoken of."""
+    return {"queuedMax": QUEUED_MAX}
 
 
 def _node(state: State, node: Node) -> dict[str, Any]:

@@ -31,6 +31,9 @@ def violations(state: State) -> list[str]:
         if uid not in state.jobs:
             found.append(f"attempt of unknown job {uid}")
         found += _held(state, attempt)
+    waiting = Counter((job.pool, job.namespace) for job in state.jobs.values() if job.phase is JobPhase.PENDING)
+    if waiting != Counter(state.queued):
+        found.append(f"waiting jobs are counted as {state.queued}, and are {dict(waiting)}")
     return found
 
 

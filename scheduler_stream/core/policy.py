@@ -22,6 +22,7 @@ __all__ = [
     "CORE_VERSION",
     "ENDED_KEPT_MAX",
     "FITS_PER_STEP_MAX",
+    "QUEUED_MAX",
     "REASONS_PER_STEP_MAX",
     "START_TIMEOUT_MS",
     "STOP_GRACE_S",
@@ -40,6 +41,10 @@ BACKOFF_BASE_MS: Final = 1_000
 BACKOFF_MAX_MS: Final = 300_000
 FIGURE_MAX: Final = 2**62  # of what a training reports, in thousandths: the journal's integers have 64 bits
 TERMINAL_KEPT_MS: Final = 25 * 3_600_000  # uids are remembered for longer than the 24 h after which a command is stale
+
+# Jobs of one namespace that may wait in one pool, unless an administrator says otherwise (SetNamespaceLimits). A fuse against a publisher that has run wild,
+# not a policy: twice the 100,000 that a pool is built to carry, which no lab's sweep comes near.
+QUEUED_MAX: Final = 200_000
 
 # The brake (DESIGN.md §5): more than 30 % of nodes and at least five within 30 s, or more than 10 % of live attempts and at least five.
 BRAKE_WINDOW_MS: Final = 30_000

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from opentinker.schemas.manifest import JobSpec
-from opentinker.schemas.messages import commands, jobs
+from opentinker.schemas.messages import admin, commands, jobs
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 from opentinker.schemas.messages.placements import StopReason
 from opentinker.schemas.messages.reports import AttemptOutcome
@@ -19,16 +19,17 @@ from opentinker.schemas.quantities import duration_s, format_bytes, format_cpu
 
 from .attempts import finish_job, place, stop_attempt
 from .effects import Effects
-from .entities import Job, Requirement
+from .entities import Job, NamespaceLimits, Requirement
 from .fit import find_plan
 from .lifecycle import JobMove
-from .policy import COMMANDS_PER_STEP_MAX, FITS_PER_STEP_MAX, REASONS_PER_STEP_MAX
+from .policy import COMMANDS_PER_STEP_MAX, FITS_PER_STEP_MAX, QUEUED_MAX, REASONS_PER_STEP_MAX
+from .state import State, limits_id
 
-__all__ = ["cancel", "describe_requirement", "release_backoff", "schedule", "submit"]
+__all__ = ["cancel", "describe_requirement", "queued_max", "release_backoff", "schedule", "set_limits", "submit"]
 
 
 def submit(effects: Effects, command: commands.SubmitJob, traceparent: str) -> None:
-    """Take a job in. The same uid again changes nothing; a live job of the same name makes it fail at once."""
+    """Take a job in. The same uid again changes nothing; a live job of the same name, or a full queue, makes it fail at once."""
     state = effects.state
     if command.job_uid in state.jobs:
         return
@@ -42,15 +43,46 @@ def submit(effects: Effects, command: commands.SubmitJob, traceparent: str) -> N
         "spec": job.spec,
         "spec_digest": job.spec_digest,
     }
-    if namesake is None:
+    if namesake is not None:
+        taken = f"metadata.name: {job.name} is the name of live job {namesake}; cancel that job or choose another name"
+        _refuse(effects, job, fields, "NameTaken", taken)
+    elif (full := _full(effects, job)) is not None:
+        _refuse(effects, job, fields, "QueueFull", full)
+    else:
         effects.change_job(job, jobs.JobSubmitted, fields, unschedulable=UnschedulableReason.QUEUED, reason=UnschedulableReason.QUEUED.value)
-        return
-    # Written terminal at once, so that it never stands in the index of live names.
-    message = f"metadata.name: {job.name} is the name of live job {namesake}; cancel that job or choose another name"
+
+
+def _refuse(effects: Effects, job: Job, fields: dict[str, Any], reason: str, message: str) -> None:
+    """End a job as it comes. Written terminal at once, so that it never stands in the indexes of live names and waiting jobs."""
     job = effects.change_job(replace(job, phase=JobPhase.FAILED), jobs.JobSubmitted, fields)
     pending = replace(job, phase=JobPhase.PENDING)
-    event = {"reason": "NameTaken", "message": message, "attempt_number": 0}
-    finish_job(effects, pending, JobMove.FAIL, jobs.JobFailed, event, reason="NameTaken", message=message)
+    event = {"reason": reason, "message": message, "attempt_number": 0}
+    finish_job(effects, pending, JobMove.FAIL, jobs.JobFailed, event, reason=reason, message=message)
+
+
+def _full(effects: Effects, job: Job) -> str | None:
+    """Why the job's namespace may have no further job waiting, or None."""
+    count, limit = effects.state.queued.get((job.pool, job.namespace), 0), queued_max(effects.state, job.pool, job.namespace)
+    if count < limit:
+        return None
+    return (
+        f"metadata.namespace: {job.namespace} has {count:,} jobs waiting in pool {job.pool} and may have {limit:,}; submit again when some have started, "
+        f"cancel some, or ask an administrator for more (opentinker limits set {job.namespace} --queued-max N --pool {job.pool})"
+    )
+
+
+def queued_max(state: State, pool: str, namespace: str) -> int:
+    """How many jobs of the namespace may wait in the pool."""
+    limits = state.limits.get(limits_id(pool, namespace))
+    return QUEUED_MAX if limits is None else limits.queued_max
+
+
+def set_limits(effects: Effects, command: admin.SetNamespaceLimits) -> None:
+    """What an administrator allows a namespace from now on. Jobs that wait already go on waiting."""
+    if command.queued_max is not None:
+        effects.state.put(NamespaceLimits(pool=command.pool, namespace=command.namespace, queued_max=command.queued_max))
+    elif limits_id(command.pool, command.namespace) in effects.state.limits:
+        effects.state.remove("limits", limits_id(command.pool, command.namespace))
 
 
 def _job_of(effects: Effects, command: commands.SubmitJob, order: int, traceparent: str) -> Job:

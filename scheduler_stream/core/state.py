@@ -16,9 +16,9 @@ from typing import cast
 import orjson
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 
-from .entities import Attempt, Brake, Clock, Entity, Job, Node, NodeLease, Requirement
+from .entities import Attempt, Brake, Clock, Entity, Job, NamespaceLimits, Node, NodeLease, Requirement
 
-__all__ = ["Change", "Free", "Queue", "State", "entity_id", "entity_kind"]
+__all__ = ["Change", "Free", "Queue", "State", "entity_id", "entity_kind", "limits_id"]
 
 _CLOCK = "clock"
 
@@ -80,9 +80,11 @@ class State:
         self.nodes: dict[str, Node] = {}
         self.leases: dict[str, NodeLease] = {}
         self.brakes: dict[str, Brake] = {}
+        self.limits: dict[str, NamespaceLimits] = {}  # by limits_id
         # Derived:
         self.names: dict[tuple[str, str, str], str] = {}  # (pool, namespace, name) → uid of the live job
         self.queues: dict[str, Queue] = {}
+        self.queued: dict[tuple[str, str], int] = {}  # (pool, namespace) → its pending jobs
         self.free: dict[str, Free] = {}
         self.pools: dict[str, set[str]] = {}  # pool → node names
         self.timers: list[tuple[int, str, str]] = []  # heap of (pool time, kind, id); may be early, never late
@@ -99,7 +101,7 @@ class State:
     def entity_keys(self) -> list[tuple[str, str]]:
         """Every entity's (kind, id) in id order."""
         found = [(_CLOCK, _CLOCK)]
-        for kind in ("attempt", "brake", "job", "lease", "node"):
+        for kind in ("attempt", "brake", "job", "lease", "limits", "node"):
             found.extend((kind, id) for id in sorted(self._map(kind)))
         return found
 
@@ -156,6 +158,7 @@ class State:
             "node": self.nodes,
             "lease": self.leases,
             "brake": self.brakes,
+            "limits": self.limits,
         }
         return cast("dict[str, Entity]", maps[kind])
 
@@ -191,6 +194,8 @@ class State:
     # Indexes
 
     def _index_job(self, before: Job | None, job: Job | None) -> None:
+        self._count_queued(before, -1)
+        self._count_queued(job, 1)
         if before is not None and (job is None or job.phase.terminal):
             key = (before.pool, before.namespace, before.name)
             if self.names.get(key) == before.uid:
@@ -206,6 +211,14 @@ class State:
                 self.enqueue(job)
         if job.purge_at is not None and (before is None or before.purge_at is None):
             self.timer(job.purge_at, "purge", job.uid)
+
+    def _count_queued(self, job: Job | None, by: int) -> None:
+        if job is None or job.phase is not JobPhase.PENDING:
+            return
+        key = (job.pool, job.namespace)
+        self.queued[key] = self.queued.get(key, 0) + by
+        if not self.queued[key]:
+            del self.queued[key]
 
     def enqueue(self, job: Job) -> None:
         """Make a pending job a candidate. Entries of jobs that are placed or gone are skipped when they come up."""
@@ -240,6 +253,8 @@ def entity_kind(entity: Entity) -> str:
         return "node"
     if isinstance(entity, Brake):
         return "brake"
+    if isinstance(entity, NamespaceLimits):
+        return "limits"
     return "lease" if isinstance(entity, NodeLease) else _CLOCK
 
 
@@ -252,4 +267,11 @@ def entity_id(entity: Entity) -> str:
         return entity.name
     if isinstance(entity, Brake):
         return entity.pool
+    if isinstance(entity, NamespaceLimits):
+        return limits_id(entity.pool, entity.namespace)
     return entity.node if isinstance(entity, NodeLease) else _CLOCK
+
+
+def limits_id(pool: str, namespace: str) -> str:
+    """Names hold no slash."""
+    return f"{pool}/{namespace}"

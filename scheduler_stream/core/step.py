@@ -23,7 +23,7 @@ from .entities import Attempt, Result
 from .invariants import change_violations
 from .nodes import agent_started, attempt_ended, cordon, expire_lease, heartbeat
 from .policy import CLOCK_STEP_MAX_MS, START_TIMEOUT_MS, TIMERS_PER_STEP_MAX
-from .queueing import cancel, release_backoff, schedule, submit
+from .queueing import cancel, release_backoff, schedule, set_limits, submit
 from .state import Change, State
 
 __all__ = ["StepInput", "StepResult", "step"]
@@ -86,6 +86,8 @@ def _apply(effects: Effects, item: StepInput) -> None:
             cordon(effects, message.node, False)
         case admin.AcknowledgeBrake() as message:
             acknowledge(effects, message.pool, message.requested_by)
+        case admin.SetNamespaceLimits() as message:
+            set_limits(effects, message)
         case _:
             pass  # a tick, or a record that is dead-lettered: time passes
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentinker.schemas.manifest import parse_manifest, spec_digest
-from opentinker.schemas.messages import BrakeEngaged, placements
+from opentinker.schemas.messages import BrakeEngaged, SetNamespaceLimits, placements
 from opentinker.schemas.messages.commands import CancelJob, SubmitJob
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 from opentinker.schemas.messages.reports import AttemptOutcome, AttemptPhase, FailureClass, Tick
 from opentinker.schemas.records import Message, job_uid_of
-from opentinker.schemas.topics import COMMANDS, PLACEMENTS, REPORTS
+from opentinker.schemas.topics import ADMIN, COMMANDS, PLACEMENTS, REPORTS
 
 from ..codec import decode_change, encode_change
 from ..core.fit import unschedulable_reason
@@ -52,6 +52,7 @@ class _Story:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = random.Random(seed)  # noqa: S311
+        self.limits = random.Random(f"limits {seed}")  # noqa: S311  of its own, so that a story is otherwise what it was before there were limits
         self.report = Report(seed)
         self.state = State()
         self.now = _START_MS
@@ -177,6 +178,12 @@ class _Story:
         for _ in range(1 + (self.random.random() < 0.2)):
             self.append(COMMANDS, command)
 
+    def limit(self) -> None:
+        """An administrator narrows the queue, or lets the usual limit hold again."""
+        queued_max = self.limits.choice((0, 1, 2, 5, None, None))
+        self.append(ADMIN, SetNamespaceLimits(pool="default", namespace="default", queued_max=queued_max, requested_by="sim"))
+        self.report.faults["limit"] += 1
+
     def fault(self) -> None:
         kind = self.random.choice(("kill", "cut", "fail", "user_error", "restart", "cancel", "broker", "cut_most"))
         agent = self.random.choice(self.agents)
@@ -238,6 +245,8 @@ def simulate(seed: int, slices: int = 400) -> Report:
     for _ in range(slices):
         if story.broker_up and story.random.random() < 0.08:
             story.submit()
+        if story.broker_up and story.limits.random() < 0.02:
+            story.limit()
         if story.random.random() < 0.06:
             story.fault()
         story.heal()
@@ -252,6 +261,7 @@ def simulate(seed: int, slices: int = 400) -> Report:
         story.advance()
     _check_end(story)
     story.report.phases.update(job.phase.value for job in story.state.jobs.values())
+    story.report.faults["queue_full"] = sum(job.reason == "QueueFull" for job in story.state.jobs.values())
     story.report.state_hash = story.state.hash()
     return story.report
 

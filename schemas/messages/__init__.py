@@ -6,7 +6,7 @@ admin (administrators), placements and job events and alerts (scheduler), traini
 
 from __future__ import annotations
 
-from .admin import AcknowledgeBrake, CordonNode, UncordonNode
+from .admin import AcknowledgeBrake, CordonNode, SetNamespaceLimits, UncordonNode
 from .alerts import BrakeEngaged, BrakeReleased, DeadLettered, DeadLettersGrow, NodeLost, NodeRecovered
 from .checkpoints import CheckpointCommitted, ModelVersionRegistered
 from .commands import CancelJob, SubmitJob
@@ -91,6 +91,7 @@ __all__ = [
     "ReplicaAssignment",
     "RequestReference",
     "ResumeAttempt",
+    "SetNamespaceLimits",
     "StartAttempt",
     "StopAttempt",
     "StopReason",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..records import Message
-from .types import Name, NodeName, Text
+from .types import Count, Name, NodeName, Text
 
-__all__ = ["AcknowledgeBrake", "CordonNode", "UncordonNode"]
+__all__ = ["AcknowledgeBrake", "CordonNode", "SetNamespaceLimits", "UncordonNode"]
 
 
 class CordonNode(Message):
@@ -26,4 +26,13 @@ class AcknowledgeBrake(Message):
     """What the brake holds back is really lost or unknown: evict and stop it."""
 
     pool: Name
+    requested_by: Text
+
+
+class SetNamespaceLimits(Message):
+    """What a namespace may have in a pool. The message is the whole of it: a limit that is left out is the usual one again."""
+
+    pool: Name
+    namespace: Name
+    queued_max: Count | None = None  # jobs that wait at once; a further submit ends as Failed with reason QueueFull
     requested_by: Text

@@ -22,13 +22,14 @@ from opentinker.schemas.messages import (
     Heartbeat,
     JobStatus,
     NodeCapacity,
+    SetNamespaceLimits,
     StartAttempt,
     StopAttempt,
     SubmitJob,
     Tick,
 )
 from opentinker.schemas.records import Message, job_uid_of
-from opentinker.schemas.topics import COMMANDS, REPORTS, STATUS
+from opentinker.schemas.topics import ADMIN, COMMANDS, REPORTS, STATUS
 
 M = TypeVar("M", bound=Message)
 T0 = 1_800_000_000_000
@@ -43,7 +44,7 @@ class World:
 
     def put(self, message: Message, after_ms: int = 0) -> StepResult:
         self.now += after_ms
-        topic = COMMANDS if isinstance(message, SubmitJob | CancelJob) else REPORTS
+        topic = COMMANDS if isinstance(message, SubmitJob | CancelJob) else ADMIN if isinstance(message, SetNamespaceLimits) else REPORTS
         result = step(self.state, StepInput(topic=topic, partition=0, offset=self.offset, append_time_ms=self.now, message=message))
         self.offset += 1
         problems = [*result.violations, *violations(self.state), *capacity_violations(self.state)]
@@ -71,7 +72,7 @@ class World:
         )  # fmt: skip
         return self.put(report)
 
-    def submit(self, name: str = "job", replicas: int = 1, gpu: int = 1, cpu: int = 1, **spec: Any) -> str:
+    def submit(self, name: str = "job", replicas: int = 1, gpu: int = 1, cpu: int = 1, namespace: str = "default", **spec: Any) -> str:
         document = {
             "apiVersion": "opentinker.io/v1",
             "kind": "TrainingJob",
@@ -87,9 +88,12 @@ class World:
         job = parse_manifest(document)
         uid = job_uid_of("test", f"{name}/{self.offset}")
         self.put(
-            SubmitJob(job_uid=uid, namespace="default", name=name, pool="default", spec=job.spec, spec_digest=spec_digest(job), submitted_by="t")
+            SubmitJob(job_uid=uid, namespace=namespace, name=name, pool="default", spec=job.spec, spec_digest=spec_digest(job), submitted_by="t")
         )
         return uid
+
+    def limit(self, queued_max: int | None, namespace: str = "default", pool: str = "default") -> None:
+        self.put(SetNamespaceLimits(pool=pool, namespace=namespace, queued_max=queued_max, requested_by="t"))
 
     def cancel(self, uid: str) -> None:
         self.put(CancelJob(job_uid=uid, namespace="default", pool="default", requested_by="t"))
