@@ -27,6 +27,7 @@ from .topics import (
     REPORTS,
     REQUESTS,
     STATUS,
+    TOPICS,
     dead_letter_topic,
     tenant_replies,
     tenant_requests,
@@ -148,6 +149,11 @@ def _letters(*topics: str) -> tuple[Right, ...]:
     return _write(*(dead_letter_topic(topic) for topic in topics), ALERTS)
 
 
+def _drop(*topics: str) -> tuple[Right, ...]:
+    """May delete the dead letters of these topics."""
+    return tuple(Right(Resource.TOPIC, dead_letter_topic(topic), Operation.DELETE) for topic in topics)
+
+
 def _group(name: str) -> tuple[Right, ...]:
     return (Right(Resource.GROUP, name, Operation.READ),)
 
@@ -204,9 +210,10 @@ SERVICE_ROLES: Final[tuple[Role, ...]] = (
     ),
     Role(
         name="administrator",
-        summary="makes topics, reads everything, tells the scheduler about nodes, brakes and limits",
+        summary="makes topics, reads everything, drops dead letters, tells the scheduler about nodes, brakes and limits",
         rights=(
             *_write(ADMIN),
+            *_drop(*(topic.name for topic in TOPICS.values() if topic.dead_letters)),
             *(
                 Right(Resource.TOPIC, _TOPICS, operation, prefixed=True)
                 for operation in (Operation.CREATE, Operation.READ, Operation.DESCRIBE_CONFIGS)
@@ -237,18 +244,18 @@ def tenant_role(namespace: str) -> Role:
 
 
 def roles(namespaces: Iterable[str] = (), quotas: Mapping[str, Quota] | None = None) -> tuple[Role, ...]:
-    """Every role of an installation. The ingress serves the namespaces' own topics; `quotas` replace the usual ones, by role, `tenant` being all tenants."""
+    """Every role of an installation, with what tenants' topics add; `quotas` replace the usual ones, by role, `tenant` being all tenants."""
     names = sorted(set(namespaces))
-    found = [_with_tenants(role, names) if role.name == "ingress" else role for role in SERVICE_ROLES] + [tenant_role(name) for name in names]
+    found = [_with_tenants(role, names) for role in SERVICE_ROLES] + [tenant_role(name) for name in names]
     return tuple(_with_quota(role, quotas or {}) for role in found)
 
 
-def _with_tenants(ingress: Role, namespaces: Iterable[str]) -> Role:
-    own: tuple[Right, ...] = ()
-    for namespace in namespaces:
-        requests = tenant_requests(namespace)
-        own += _read(requests) + _write(tenant_replies(namespace), dead_letter_topic(requests))
-    return replace(ingress, rights=ingress.rights + own)
+def _with_tenants(role: Role, namespaces: Iterable[str]) -> Role:
+    requests = [tenant_requests(namespace) for namespace in namespaces]
+    if role.name == "ingress":
+        own = _read(*requests) + _write(*map(tenant_replies, namespaces), *map(dead_letter_topic, requests))
+        return replace(role, rights=role.rights + own)
+    return replace(role, rights=role.rights + _drop(*requests)) if role.name == "administrator" else role
 
 
 def _with_quota(role: Role, quotas: Mapping[str, Quota]) -> Role:

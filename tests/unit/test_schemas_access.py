@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from opentinker.schemas.access import SERVICE_ROLES, Operation, Quota, Resource, Right, grants, is_ours, roles, tenant_role
+from opentinker.schemas.access import SERVICE_ROLES, Operation, Quota, Resource, Right, Role, grants, is_ours, roles, tenant_role
 from opentinker.schemas.topics import (
     ADMIN,
     EVENTS,
@@ -76,10 +78,12 @@ def test_what_the_scheduler_decides_nobody_else_writes(topic: str) -> None:
     ]
 
 
-def test_only_administrators_make_topics_and_only_the_scheduler_deletes_of_its_journal() -> None:
+def test_only_administrators_make_topics_or_drop_dead_letters_and_only_the_scheduler_trims_its_journal() -> None:
     rights = [(role.name, right) for role in roles(["team-a"]) for right in role.rights]
     assert {name for name, right in rights if right.operation is Operation.CREATE} == {"administrator"}
-    assert {(name, right.name) for name, right in rights if right.operation is Operation.DELETE} == {("scheduler", JOURNAL)}
+    deleting = {(name, right.name) for name, right in rights if right.operation is Operation.DELETE and not right.name.endswith(".dlq")}
+    assert deleting == {("scheduler", JOURNAL)}
+    assert {name for name, right in rights if right.operation is Operation.DELETE and right.name.endswith(".dlq")} == {"administrator"}
     assert {name for name, right in rights if right.resource is Resource.TRANSACTIONAL_ID} == {"scheduler"}
 
 
@@ -136,3 +140,19 @@ def test_a_namespaces_topics_are_known_by_name() -> None:
     assert topic_named(tenant_requests("team-a")).messages == TOPICS[REQUESTS].messages
     with pytest.raises(KeyError):
         topic_named("opentinker.jobs.requests.a.b.v1")
+
+
+def test_the_documented_table_is_this_one() -> None:
+    """docs/security.md says of every user what it may do, right by right."""
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    rows = page.partition("<!-- roles:")[2].partition("<!-- end of roles -->")[0].splitlines()
+    documented = {cells[1].strip("` "): cells[3].strip() for cells in (row.split("|") for row in rows) if len(cells) == 5}
+    expected = {role.principal: _in_words(role) for role in (*SERVICE_ROLES, tenant_role("NAMESPACE"))}
+    assert {user: text for user, text in documented.items() if user.startswith("opentinker-")} == expected
+
+
+def _in_words(role: Role) -> str:
+    may: dict[tuple[str, str], list[str]] = {}
+    for right in sorted(role.rights):
+        may.setdefault((right.operation.value, right.resource.value), []).append(f"`{right.name}{'…' if right.prefixed else ''}`")
+    return "; ".join(f"{operation} {resource} {', '.join(names)}" for (operation, resource), names in sorted(may.items()))
