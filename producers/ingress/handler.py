@@ -29,7 +29,7 @@ from ..live import LiveFeed
 __all__ = ["RequestHandler"]
 
 _UNJUDGED = FieldError(field="", message="could not be judged, which is a fault of OpenTinker", remedy="report it; the ingress's log says why")
-_LEARN_TIMEOUT_S = 1.0  # how long a cancellation waits for its job to become known; replies are due within 2 s
+_LEARN_TIMEOUT_S = 1.0  # how long after its append a cancellation may wait for its job to become known; replies are due within 2 s
 
 _REQUESTS = counter("ingress_requests_total", "Requests answered, by outcome", ("outcome",))
 _DEAD = counter("ingress_dead_letters_total", "Requests kept as dead letters")
@@ -91,7 +91,9 @@ class RequestHandler:
             return outcome
         command = decision.command
         if self._feed.jobs.get(command.job_uid) is None:
-            await self._feed.wait_for(lambda: self._feed.jobs.get(command.job_uid) is not None, _LEARN_TIMEOUT_S)
+            # From the append on: of many that name no job, those that stood in line meanwhile wait no more, and nobody behind them does.
+            age_s = max(0.0, (_now_ms() - outcome.record.append_time_ms) / 1000)
+            await self._feed.wait_for(lambda: self._feed.jobs.get(command.job_uid) is not None, max(0.0, _LEARN_TIMEOUT_S - age_s))
         job = self._feed.jobs.get(command.job_uid)
         error: FieldError | None = None
         if job is None or job.namespace != command.namespace:

@@ -37,6 +37,42 @@ def request(offset: int) -> InputRecord:
     return InputRecord(topic=REQUESTS, partition=0, offset=offset, append_time_ms=0, key=None, value=value, headers=said)
 
 
+def cancellation(offset: int, append_time_ms: int) -> InputRecord:
+    headers = {"ce_id": str(offset), "ce_type": "io.opentinker.CancelTrainingJob.v1", "ce_source": "there", "content-type": "application/json"}
+    value = json.dumps({"job_uid": f"00000000-0000-0000-0000-{offset:012}"}).encode()
+    said = tuple((name, text.encode()) for name, text in headers.items())
+    return InputRecord(topic=REQUESTS, partition=0, offset=offset, append_time_ms=append_time_ms, key=None, value=value, headers=said)
+
+
+def test_a_cancellation_of_an_unknown_job_waits_for_it_only_while_it_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a tenant that cancels thousands of jobs which do not exist would hold up everybody else for a second each hundred."""
+    waits: list[float] = []
+
+    class Feed(LiveFeed):
+        async def wait_for(self, known: Any, timeout_s: float) -> bool:
+            waits.append(timeout_s)
+            return bool(known())
+
+    async def run() -> list[tuple[str, bytes]]:
+        kafka = Kafka()
+        authority = Authority(keys={}, trusted_namespaces=frozenset({"default"}))
+        handler = subject.RequestHandler(
+            partitions=4,
+            authority=authority,
+            environments=frozenset(),
+            feed=Feed(KafkaSettings(), "test", tails=False),
+            producer=cast("AIOKafkaProducer", kafka),
+        )
+        await handler.handle([cancellation(0, 100_000), cancellation(1, 99_600), cancellation(2, 98_000), cancellation(3, 200_000)])
+        return kafka.sent
+
+    monkeypatch.setattr(subject, "_now_ms", lambda: 100_000)
+    sent = asyncio.run(run())
+    assert waits == pytest.approx([1.0, 0.6, 0.0, 1.0])
+    assert [topic for topic, _ in sent] == [REPLIES] * 4
+    assert all(b"there is no job" in value for _, value in sent)
+
+
 def test_a_record_that_breaks_the_judge_is_answered_and_kept_and_the_next_one_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = subject.decide
 
