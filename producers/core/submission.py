@@ -13,7 +13,7 @@ from opentinker.schemas.messages import SubmitJob
 from opentinker.schemas.records import OutputRecord, encode, job_uid_of
 from opentinker.schemas.topics import COMMANDS, partition_of
 
-__all__ = ["Known", "Repeat", "command_record", "effective_rows", "judge_repeat", "namespace_of", "plan_submission"]
+__all__ = ["Known", "Repeat", "command_record", "effective_rows", "judge_repeat", "namespace_of", "plan_submission", "queue_full"]
 
 _SUFFIX_CHARACTERS = 5
 
@@ -84,6 +84,15 @@ def judge_repeat(command: SubmitJob, same_key: Known | None, same_name: Known | 
     if same_name is not None and not same_name.terminal:
         return Repeat.NAME_TAKEN
     return Repeat.NEW
+
+
+def queue_full(command: SubmitJob, queued: int, queued_max: int | None) -> FieldError | None:
+    """What is wrong with one more job of this namespace, or None. `queued_max` None: it is not known how many may wait, and the scheduler judges alone."""
+    if queued_max is None or queued < queued_max:
+        return None
+    message = f"{command.namespace} has {queued:,} jobs waiting in pool {command.pool} and may have {queued_max:,}"
+    remedy = "submit again when some have started, cancel some, or ask an administrator for more (opentinker limits set)"
+    return FieldError(field="metadata.namespace", message=message, remedy=remedy)
 
 
 def command_record(command: Any, *, ce_id: str, ce_source: str, time_ms: int, traceparent: str, partitions: int) -> OutputRecord:

@@ -13,9 +13,9 @@ from opentinker.registry.read import ReadSide
 from opentinker.schemas.errors import FieldError
 from opentinker.schemas.messages import JobPhase, JobStatus
 
+from ..limits import QueueLimits
 from ..live import LiveFeed
 from ..writer import CommandWriter
-from .limits import QueueLimits
 
 __all__ = ["GatewayContext", "NEIGHBOUR_TIMEOUT_S"]  # noqa: RUF022
 

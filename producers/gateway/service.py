@@ -12,11 +12,11 @@ from opentinker.compose.runtime.settings import Settings
 from opentinker.registry.read import open_read_side
 
 from ..environments import environment_ids
+from ..limits import QueueLimits
 from ..live import LiveFeed
 from ..writer import CommandWriter
 from .app import build_app
 from .context import GatewayContext
-from .limits import QueueLimits
 
 __all__ = ["main"]
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..core.documents import read_json, read_yaml
 from ..core.jobs_view import provisional_status
-from ..core.submission import Repeat, command_record, effective_rows, judge_repeat, namespace_of, plan_submission
+from ..core.submission import Repeat, command_record, effective_rows, judge_repeat, namespace_of, plan_submission, queue_full
 from ..core.views import job_view
 from ..writer import KafkaUnavailable
 from .context import GatewayContext
@@ -152,12 +152,10 @@ def _check_room(context: GatewayContext, command: SubmitJob) -> None:
     """Raises ProblemError 429 when the namespace has as many jobs waiting as it may. The scheduler has the last word; this only says it sooner."""
     limit = context.limits.queued_max(command.pool, command.namespace)
     queued = context.feed.jobs.waiting(command.pool, command.namespace)
-    if limit is None or queued < limit:
+    error = queue_full(command, queued, limit)
+    if error is None:
         return
     _SUBMISSIONS.labels("queue-full").inc()
-    message = f"{command.namespace} has {queued:,} jobs waiting in pool {command.pool} and may have {limit:,}"
-    remedy = "submit again when some have started, cancel some, or ask an administrator for more (opentinker limits set)"
-    error = FieldError(field="metadata.namespace", message=message, remedy=remedy)
     counts = {"pool": command.pool, "namespace": command.namespace, "queued": queued, "queuedMax": limit}
     raise ProblemError(429, error.text(), [error], {"Retry-After": _FULL_RETRY_AFTER_S}, reason="QueueFull", limit=counts)
 

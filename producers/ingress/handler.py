@@ -23,7 +23,8 @@ from opentinker.schemas.records import InputRecord, OutputRecord, traceparent_of
 
 from ..core.jobs_view import provisional_status
 from ..core.requests import SOURCE, Accepted, Authority, Decision, Refused, accepted_message, decide, reference_of, reply_record
-from ..core.submission import command_record
+from ..core.submission import command_record, queue_full
+from ..limits import QueueLimits
 from ..live import LiveFeed
 
 __all__ = ["RequestHandler"]
@@ -51,8 +52,18 @@ class _Outcome:
 class RequestHandler:
     """Handles batches one after another; one writer of the feed's provisional jobs."""
 
-    def __init__(self, *, partitions: int, authority: Authority, environments: frozenset[str], feed: LiveFeed, producer: AIOKafkaProducer) -> None:
+    def __init__(
+        self,
+        *,
+        partitions: int,
+        authority: Authority,
+        environments: frozenset[str],
+        feed: LiveFeed,
+        limits: QueueLimits,
+        producer: AIOKafkaProducer,
+    ) -> None:
         self._partitions = partitions
+        self._limits = limits
         self._authority = authority
         self._environments = environments
         self._feed = feed
@@ -74,6 +85,8 @@ class RequestHandler:
             # `decide` raises for nothing that it knows of. Were this left to end the process, the record would be read again for ever, and stop all behind it.
             structlog.get_logger().exception("request could not be judged", partition=record.partition, offset=record.offset)
             decision = Refused(errors=(_UNJUDGED,), dead=True)
+        if isinstance(decision, Accepted) and isinstance(decision.command, SubmitJob) and not decision.repeated:
+            decision = self._room_for(decision.command) or decision
         traceparent, name = _traceparent(record), ""
         if isinstance(decision, Accepted):
             command = decision.command
@@ -83,6 +96,12 @@ class RequestHandler:
                 name = command.name
                 self._feed.put_provisional(provisional_status(command, record.append_time_ms))
         return _Outcome(record=record, decision=decision, name=name, traceparent=traceparent)
+
+    def _room_for(self, command: SubmitJob) -> Refused | None:
+        """Refused when the namespace has as many jobs waiting as it may, those of this batch among them. Not a dead letter: it may be sent again later."""
+        queued = self._feed.jobs.waiting(command.pool, command.namespace)
+        error = queue_full(command, queued, self._limits.queued_max(command.pool, command.namespace))
+        return None if error is None else Refused(errors=(error,), dead=False)
 
     async def _know_the_job(self, outcome: _Outcome) -> _Outcome:
         """A cancellation names a job by its uid: find it, waiting a little for one that was just submitted elsewhere."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import httpx
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError
@@ -25,6 +26,7 @@ from opentinker.schemas.topics import REQUESTS, tenant_requests
 from ..core.requests import Authority
 from ..core.signature import BOOTSTRAP_KEY_ID
 from ..environments import environment_ids
+from ..limits import QueueLimits
 from ..live import LiveFeed
 from .handler import RequestHandler
 
@@ -53,7 +55,13 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
         if settings.ingress.metrics_port:
             tasks.append(asyncio.create_task(serve(_probe_app(feed, membership), "127.0.0.1", settings.ingress.metrics_port, stop)))
         await _view_complete(feed, stop)
-        handler = RequestHandler(partitions=settings.kafka.partitions, authority=authority, environments=environments, feed=feed, producer=sender)
+        # No proxies from the environment: the replica is named by settings.
+        http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+        limits = QueueLimits(http, settings.scheduler.replica_url, authority.keys[BOOTSTRAP_KEY_ID])
+        tasks.append(asyncio.create_task(limits.run()))
+        handler = RequestHandler(
+            partitions=settings.kafka.partitions, authority=authority, environments=environments, feed=feed, limits=limits, producer=sender
+        )
         namespaces = {"trusted_namespaces": sorted(authority.trusted_namespaces), "namespaces": sorted(settings.ingress.namespaces)}
         structlog.get_logger().info("ingress started", **namespaces)
         await _answer_until(stop, reader, handler)

@@ -1,6 +1,7 @@
-"""How many jobs of a namespace may wait, as the scheduler's replica last said: enough to answer 429 before Kafka is asked.
+"""How many jobs of a namespace may wait, as the scheduler's replica last said: enough for every door to refuse before Kafka is asked.
 
-Best effort: it lags by some seconds, and without a replica nothing is known and nothing refused. The scheduler judges every submission itself.
+Best effort: it lags by some seconds, and without a replica nothing is known and nothing refused. The scheduler judges every submission itself; but it has
+to remember each that it refuses for a day, so a flood is better refused here.
 """
 
 from __future__ import annotations
