@@ -211,7 +211,9 @@ async def _compare(admin: AIOKafkaAdminClient, table: dict[str, tuple[int, dict[
     ]
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, dict.fromkeys(config)) for name, (_, config) in table.items()]
     for response in await admin.describe_configs(resources):
-        for _, _, _, name, entries in response.resources:
+        for code, _, _, name, entries in response.resources:
+            if code:
+                raise for_code(code)(f"the settings of topic {name} cannot be read")
             actual = {entry[0]: entry[1] for entry in entries}
             wanted = table[name][1]
             problems += [f"topic {name} has {key}={actual.get(key)}, not {value}" for key, value in wanted.items() if actual.get(key) != value]

@@ -180,7 +180,7 @@ class _Story:
 
     def limit(self) -> None:
         """An administrator narrows the queue, or lets the usual limit hold again."""
-        queued_max = self.limits.choice((0, 1, 2, 5, None, None))
+        queued_max = self.limits.choice((0, 2, 5, None, None, None))
         self.append(ADMIN, SetNamespaceLimits(pool="default", namespace="default", queued_max=queued_max, requested_by="sim"))
         self.report.faults["limit"] += 1
 
