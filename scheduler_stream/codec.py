@@ -14,6 +14,7 @@ from .core.entities import KINDS, Entity
 from .core.state import Change
 
 __all__ = [
+    "Adoption",
     "InputSpan",
     "JournalOutput",
     "JournalRecord",
@@ -37,6 +38,7 @@ class InputSpan:
     through: int
     crc: int  # CRC-32 of the value at `through`
     append_time_ms: int
+    generation: int = 0  # rises when an administrator adopts other inputs in the topic's place: its offsets may come again and mean something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,28 @@ class JournalRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """An administrator's decision to go on although the logs contradict each other."""
+
+    adopted_by: str
+    reason: str
+    time_ms: int
+    start: str  # "beginning" or "end" of what the adopted topics held
+    contradictions: tuple[str, ...]
+    instead_of: dict[str, InputSpan | None]  # what the journal said when it was decided; if it says something else by now, a topic is not adopted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerStarted:
-    """A worker takes the partition over. Its own offset is its owner epoch. `inputs`: how far the worker before it came."""
+    """A worker takes the partition over, or an administrator does for a moment. Its own offset is its owner epoch."""
 
     worker: str
     boot_id: str
     core_version: int
     replay_from: ReplayFrom
-    adopted: dict[str, InputSpan] = field(default_factory=dict)
+    adopted: dict[str, InputSpan] = field(default_factory=dict)  # positions from here on, by an administrator's decision
+    adoption: Adoption | None = None
+    outputs: tuple[JournalOutput, ...] = ()  # to be published by whoever owns the partition next
 
 
 class _Envelope(msgspec.Struct, array_like=True):

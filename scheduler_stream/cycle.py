@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from opentinker.compose.runtime import kafka, metrics
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.compose.runtime.tracing import ATTRIBUTE_JOB_UID, SPAN_STEP, span
@@ -22,17 +21,19 @@ from opentinker.schemas.records import InputRecord
 from opentinker.schemas.topics import INPUT_TOPICS
 
 from .codec import InputSpan, JournalOutput
+from .contradictions import span_of
 from .core.entities import Job
 from .core.state import Change, State
 from .core.step import StepResult, step
 from .errors import PublishTimeoutError, SchedulerError
+from .inputs import KafkaInputs
 from .interpret import encode_outputs, interpret, is_status
 from .journal import Journal
 from .log import KafkaLog
-from .owner import Ownership, span_of, take_over
+from .owner import Ownership, take_over
 from .publishing import FastLane, StatusLane
 
-__all__ = ["KafkaInputs", "PartitionCycle", "close_bounded"]
+__all__ = ["PartitionCycle", "close_bounded"]
 
 _QUEUE_MAX = 4096  # inputs delivered and not yet stepped; above it Faust's stream waits
 _BATCH_INPUTS_MAX = 64
@@ -65,41 +66,6 @@ async def close_bounded(*stops: Coroutine[Any, Any, None], timeout_s: float = _C
     for task in done:
         if not task.cancelled() and (error := task.exception()) is not None:
             structlog.get_logger().warning("a client did not close cleanly", error=f"{type(error).__name__}: {error}")
-
-
-class KafkaInputs:
-    """The input topics of one partition by a private, groupless reader that is kept open."""
-
-    def __init__(self, settings: KafkaSettings, partition: int, group: str) -> None:
-        self._settings, self._partition, self._group = settings, partition, group
-        self._reader: AIOKafkaConsumer | None = None
-
-    async def start(self) -> None:
-        self._reader = kafka.groupless_consumer(self._settings, f"scheduler-inputs-{self._partition}")
-        await self._reader.start()
-
-    async def stop(self) -> None:
-        if self._reader is not None:
-            await self._reader.stop()
-
-    async def bounds(self, topic: str) -> tuple[int, int]:
-        assert self._reader is not None
-        place = TopicPartition(topic, self._partition)
-        first, end = await asyncio.gather(self._reader.beginning_offsets([place]), self._reader.end_offsets([place]))
-        return first[place], end[place]
-
-    async def read(self, topic: str, start: int, end: int) -> list[InputRecord]:
-        return await kafka.read_range(self._settings, topic, self._partition, start, end)
-
-    async def committed(self, topic: str) -> int | None:
-        member = kafka.consumer(self._settings, f"scheduler-committed-{self._partition}", self._group)
-        await member.start()
-        try:
-            member.assign([TopicPartition(topic, self._partition)])
-            offset = await member.committed(TopicPartition(topic, self._partition))
-            return None if offset is None else int(offset)
-        finally:
-            await member.stop()
 
 
 class PartitionCycle:
@@ -164,7 +130,9 @@ class PartitionCycle:
         lanes: list[asyncio.Task[None]] = []
         try:
             journal_log = KafkaLog(self._settings, self.partition, producer)
-            owned = await take_over(journal_log, inputs, INPUT_TOPICS, worker=self._worker, boot_id=self._boot_id, fence=status_producer.start)
+            owned = await take_over(
+                journal_log, inputs, INPUT_TOPICS, partition=self.partition, worker=self._worker, boot_id=self._boot_id, fence=status_producer.start
+            )
             fast, status = FastLane(producer), StatusLane(status_producer)
             await self._republish(owned, fast, status)
             lanes = [asyncio.create_task(fast.run(owned.journal)), asyncio.create_task(status.run(owned.journal))]
@@ -273,7 +241,7 @@ class PartitionCycle:
             outputs += made
             size += sum(len(output.value) for output in made)
             before = self._positions.get(record.topic)
-            self._positions[record.topic] = span_of(record, before.through + 1 if before else 0)
+            self._positions[record.topic] = span_of(record, before.through + 1 if before else 0, before.generation if before else 0)
             if size > _RECORD_BYTES:
                 await self._write(journal, changed, outputs, fast, status)
                 changed, outputs, size = {}, [], 0
@@ -307,7 +275,9 @@ class PartitionCycle:
         STEPS.labels(record.topic).inc()
         self.last_step_at = time.monotonic()
         self._observe(result)
-        return result.changes, [*understood.letters, *encode_outputs(understood.item, result.outputs)]
+        stood = self._positions.get(record.topic)
+        generation = stood.generation if stood else 0
+        return result.changes, [*understood.letters, *encode_outputs(understood.item, result.outputs, generation)]
 
     def _observe(self, result: StepResult) -> None:
         """Metrics of one step. A violated property is counted and logged, and stops nothing: the journal holds what led to it."""

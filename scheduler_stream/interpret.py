@@ -81,9 +81,11 @@ def _check_age(envelope: Envelope[Message], record: InputRecord) -> None:
         raise InvalidMessage([FieldError(field="header ce_time", message=text, remedy="submit again with a new ce_id if the job is still wanted")])
 
 
-def encode_outputs(item: StepInput, outputs: tuple[Output, ...]) -> tuple[JournalOutput, ...]:
-    """Outputs as the bytes that will be recorded, then published. Ids follow from the input's place."""
+def encode_outputs(item: StepInput, outputs: tuple[Output, ...], generation: int = 0) -> tuple[JournalOutput, ...]:
+    """Outputs as the bytes that will be recorded, then published. Ids follow from the input's place and its topic's generation."""
     place = f"{_SHORT[item.topic]}-{item.partition}-{item.offset}"
+    if generation:
+        place = f"{place}@{generation}"
     encoded = []
     for number, output in enumerate(outputs):
         value, headers = encode(

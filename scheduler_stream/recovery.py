@@ -42,8 +42,7 @@ class Fold:
         record = decode(entry)
         self.through = entry.offset
         if isinstance(record, OwnerStarted):
-            self.owner_epoch = entry.offset
-            self.positions.update(record.adopted)
+            self._own(entry.offset, record)
             return record
         if record.owner_epoch != self.owner_epoch:
             self.voids += 1
@@ -61,6 +60,14 @@ class Fold:
             self.unpublished.append((entry.offset, record.outputs))
         return record
 
+    def _own(self, offset: int, record: OwnerStarted) -> None:
+        self.owner_epoch = offset
+        if record.adoption is not None:
+            stood = {topic: self.positions.get(topic) for topic in record.adopted}
+            self.positions.update({topic: span for topic, span in record.adopted.items() if stood[topic] == record.adoption.instead_of.get(topic)})
+        if record.outputs:
+            self.unpublished.append((offset, record.outputs))
+
     def to_publish(self) -> list[tuple[int, list[JournalOutput]]]:
         """Outputs that no record says were published, in order, by journal offset."""
         left = []
@@ -73,7 +80,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where recovery starts. `empty`: the journal never held a record."""
+    """Where recovery starts. `empty`: the journal holds no record that counts."""
 
     replay_from: ReplayFrom
     empty: bool
@@ -103,12 +110,12 @@ async def find_replay_from(log: Log) -> Found:
         if found is not None:
             return Found(found, empty=False)
         stop = start
-    if first > 0:
-        raise RefusedError(f"the journal begins at offset {first} and holds no record; restore it, or see docs/operations.md for starting anew")
-    return Found(ReplayFrom(0, -1), empty=end == 0)
+    return Found(ReplayFrom(first, -1), empty=True)
 
 
 def _newest_valid(tail: list[tuple[int, JournalRecord | OwnerStarted]]) -> ReplayFrom | None:
+    # An owner epoch is the offset of an earlier record; one that is not was written by an owner of another journal in this one's place.
+    tail = [(offset, record) for offset, record in tail if isinstance(record, OwnerStarted) or record.owner_epoch < offset]
     if not tail:
         return None
     epoch = max(offset if isinstance(record, OwnerStarted) else record.owner_epoch for offset, record in tail)

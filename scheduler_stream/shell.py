@@ -21,6 +21,7 @@ from aiokafka import AIOKafkaConsumer
 from faust.transport.drivers import aiokafka as driver
 from opentinker.compose.runtime import kafka, metrics
 from opentinker.compose.runtime.settings import KafkaSettings, Settings
+from opentinker.schemas.access import SCHEDULER_GROUP
 from opentinker.schemas.messages.reports import Tick
 from opentinker.schemas.records import InputRecord, encode
 from opentinker.schemas.topics import INPUT_TOPICS, REPORTS
@@ -29,9 +30,8 @@ from .cycle import JOBS, PartitionCycle, close_bounded
 from .errors import SchedulerError
 from .interpret import SOURCE
 
-__all__ = ["GROUP", "Worker"]
+__all__ = ["Worker"]
 
-GROUP = "opentinker-scheduler"
 _READY_TIMEOUT_S = 120.0  # a takeover that takes longer hangs: exit and let a supervisor start anew
 _CLOSE_S = 8.0  # Faust leaves its group; the whole stop is bounded at 20 s by the service
 _STUCK_TIMEOUT_S = 60.0  # ticks come every second; a partition that steps none for this long does not read
@@ -102,7 +102,7 @@ class Worker:
 
     def _make_app(self, settings: KafkaSettings) -> faust.App:
         app = faust.App(
-            GROUP,
+            SCHEDULER_GROUP,
             broker=[f"kafka://{server.strip()}" for server in settings.bootstrap_servers.split(",")],
             broker_credentials=_credentials(settings),
             store="memory://",
@@ -146,7 +146,7 @@ class Worker:
                 return
         await self._let_go([partition for partition in self._cycles if partition not in wanted])
         for partition in sorted(wanted - set(self._cycles)):
-            cycle = PartitionCycle(self._settings.kafka, partition, self._id, self._boot_id, GROUP, self._fail)
+            cycle = PartitionCycle(self._settings.kafka, partition, self._id, self._boot_id, SCHEDULER_GROUP, self._fail)
             self._cycles[partition] = cycle
             cycle.start()
         OWNED.set(len(self._cycles))

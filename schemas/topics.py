@@ -101,6 +101,7 @@ _JOB_EVENTS = (
 
 _ALERTS = (
     alerts.DeadLettered, alerts.DeadLettersGrow, alerts.NodeLost, alerts.NodeRecovered, alerts.BrakeEngaged, alerts.BrakeReleased,
+    alerts.JournalAdopted, alerts.SchedulerStuck,
 )  # fmt: skip
 
 _TABLE = (

@@ -139,6 +139,7 @@ class _Agent:
             port_high=self._ports[1],
             lease_timeout_ms=self._lease_ns // 1_000_000,
             adopted=self._core.listed(),
+            applied_seq=self._core.applied_seq,
         )
         while True:
             sent_ns = time.monotonic_ns()

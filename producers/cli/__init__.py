@@ -32,6 +32,7 @@ _COMMANDS: Final = {
     "brake": ("opentinker.producers.cli.admin", "brake", "Say that losses which the brake holds back are real."),
     "limits": ("opentinker.producers.cli.admin", "limits", "Set and show what a namespace may have."),
     "access": ("opentinker.producers.cli.access", "access", "Give every role its user, rights and quota on Kafka."),
+    "scheduler": ("opentinker.producers.cli.scheduler", "scheduler", "Decide what a scheduler that refuses to start goes on with."),
     "topics": ("opentinker.producers.cli.streams", "topics", "Make, compare and list the Kafka topics."),
     "metrics": ("opentinker.producers.cli.streams", "metrics", "Follow training metrics on their topic."),
     "audit": ("opentinker.producers.cli.history", "audit_command", "A job's exact history, from the topics, with causes."),

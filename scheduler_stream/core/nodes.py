@@ -19,7 +19,7 @@ from .brake import may_evict, may_stop_unknown, node_returned
 from .effects import Effects
 from .entities import Allocation, Attempt, DeviceSlot, Node, NodeLease, Part, Result, Training
 from .lifecycle import PART_OVER, JobMove, PartMove, PartPhase
-from .policy import COMMAND_RESEND_MS, ENDED_KEPT_MAX, FIGURE_MAX
+from .policy import COMMAND_RESEND_MS, COMMAND_SEQ_ADOPTED_MAX, ENDED_KEPT_MAX, FIGURE_MAX
 
 __all__ = ["agent_started", "attempt_ended", "cordon", "expire_lease", "heartbeat"]
 
@@ -30,6 +30,8 @@ def agent_started(effects: Effects, report: reports.AgentStarted) -> None:
     known = state.nodes.get(report.node)
     same = known is not None and known.incarnation == report.incarnation
     listed = {_key(item) for item in report.adopted}
+    # An agent that has applied more than we have sent knew another journal: numbers that it has seen would be passed over.
+    applied_before = min(report.applied_seq, COMMAND_SEQ_ADOPTED_MAX)
     had = _parts_on(effects, report.node)
     allocations = known.allocations if known else ()
     if not same:
@@ -48,12 +50,12 @@ def agent_started(effects: Effects, report: reports.AgentStarted) -> None:
         port_high=report.port_high,
         lease_timeout_ms=report.lease_timeout_ms,
         cordoned=known.cordoned if known else False,
-        command_seq=known.command_seq if known and same else 0,
+        command_seq=max(known.command_seq if known and same else 0, applied_before),
         allocations=allocations,
     )
     state.put(node)
     lease = state.leases.get(node.name)
-    applied = lease.applied_seq if lease and same else 0
+    applied = max(lease.applied_seq if lease and same else 0, applied_before)
     state.put(NodeLease(node=node.name, expires_at=effects.now + node.lease_timeout_ms, applied_seq=applied, heard_ms=effects.broker_ms))
     state.capacity_freed(node.pool)
     if known is not None and not known.alive:

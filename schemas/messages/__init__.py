@@ -7,7 +7,7 @@ admin (administrators), placements and job events and alerts (scheduler), traini
 from __future__ import annotations
 
 from .admin import AcknowledgeBrake, CordonNode, SetNamespaceLimits, UncordonNode
-from .alerts import BrakeEngaged, BrakeReleased, DeadLettered, DeadLettersGrow, NodeLost, NodeRecovered
+from .alerts import BrakeEngaged, BrakeReleased, DeadLettered, DeadLettersGrow, JournalAdopted, NodeLost, NodeRecovered, SchedulerStuck
 from .checkpoints import CheckpointCommitted, ModelVersionRegistered
 from .commands import CancelJob, SubmitJob
 from .jobs import (
@@ -79,6 +79,7 @@ __all__ = [
     "JobStatus",
     "JobSubmitted",
     "JobUnschedulable",
+    "JournalAdopted",
     "LogLines",
     "MetricValue",
     "ModelReference",
@@ -91,6 +92,7 @@ __all__ = [
     "ReplicaAssignment",
     "RequestReference",
     "ResumeAttempt",
+    "SchedulerStuck",
     "SetNamespaceLimits",
     "StartAttempt",
     "StopAttempt",

@@ -8,7 +8,7 @@ from ..errors import FieldError
 from ..records import Message
 from .types import Count, JobUid, Millis, Name, NodeName, Text
 
-__all__ = ["BrakeEngaged", "BrakeReleased", "DeadLettered", "DeadLettersGrow", "NodeLost", "NodeRecovered"]
+__all__ = ["BrakeEngaged", "BrakeReleased", "DeadLettered", "DeadLettersGrow", "JournalAdopted", "NodeLost", "NodeRecovered", "SchedulerStuck"]
 
 
 class DeadLettered(Message):
@@ -29,6 +29,29 @@ class DeadLettersGrow(Message):
     count: Count  # within the window that ends at `time_ms`
     window_s: Count
     since_ms: Millis  # the oldest of them
+    time_ms: Millis
+
+
+class JournalAdopted(Message):
+    """An administrator decided what a scheduler goes on with whose journal and inputs contradict each other."""
+
+    partition: Count
+    adopted_by: Text
+    reason: Text
+    contradictions: tuple[Text, ...] = Field(min_length=1)
+    start: Text  # "beginning" or "end" of what the input topics held
+    positions: dict[Text, Count]  # topic → the first offset that is read
+    jobs_ended: Count = 0  # live jobs that a lost journal knew, and that ended as Failed
+    time_ms: Millis
+
+
+class SchedulerStuck(Message):
+    """A scheduler worker makes no headway, and ends so that a new one takes over."""
+
+    partition: Count | None = None  # None: the worker as a whole
+    worker: Text
+    what: Text
+    for_s: Count
     time_ms: Millis
 
 

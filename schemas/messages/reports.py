@@ -105,6 +105,7 @@ class AgentStarted(Message):
     port_high: int = Field(ge=1, le=65535)
     lease_timeout_ms: int = Field(10_000, ge=1_000, le=600_000)  # without a heartbeat for this long the scheduler gives the node up
     adopted: tuple[AttemptProgress, ...] = Field((), max_length=1024)
+    applied_seq: Count = 0  # as in heartbeats: a scheduler that knows nothing of the node numbers its commands above it
 
 
 class Heartbeat(Message):

@@ -173,17 +173,21 @@ class FakeNode:
 
     async def __aenter__(self) -> FakeNode:
         await self._reader.start()
+        await self.announce()
+        for work in (self._obey(), self._beat()):
+            self._keep(asyncio.create_task(work))
+        return self
+
+    async def announce(self) -> None:
+        """As an agent does when it starts, and every minute."""
         capacity = NodeCapacity(
             cpu_millis=self._gpus * 1000, memory_bytes=self._gpus * 4 * 2**30, devices=tuple(Device(index=i, simulated=True) for i in range(self._gpus))
         )  # fmt: skip
         announcement = AgentStarted(
             node=self.name, incarnation=self.incarnation, pool=self._publisher.pool, boot_id="test", agent_version="test", capacity=capacity,
-            address="127.0.0.1", port_low=20000, port_high=20000 + self._gpus,
+            address="127.0.0.1", port_low=20000, port_high=20000 + self._gpus, adopted=self._attempts(), applied_seq=self._applied(),
         )  # fmt: skip
         await self._publisher.put(REPORTS, announcement)
-        for work in (self._obey(), self._beat()):
-            self._keep(asyncio.create_task(work))
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         for task in list(self._tasks):
@@ -202,20 +206,26 @@ class FakeNode:
 
     async def _heartbeat(self) -> None:
         self._sequence += 1
+        beat = Heartbeat(
+            node=self.name, incarnation=self.incarnation, pool=self._publisher.pool, sequence=self._sequence, applied_seq=self._applied(),
+            attempts=self._attempts(),
+        )  # fmt: skip
+        await self._publisher.put(REPORTS, beat)
+
+    def _applied(self) -> int:
         applied = 0
         while applied + 1 in self._seen:
             applied += 1
-        attempts = tuple(
+        return applied
+
+    def _attempts(self) -> tuple[AttemptProgress, ...]:
+        return tuple(
             AttemptProgress(
                 job_uid=uid, attempt_number=start.attempt_number, lease_epoch=start.lease_epoch, phase=AttemptPhase.RUNNING,
                 replicas_running=len(start.replicas),
             )
             for uid, start in self.live.items()
         )  # fmt: skip
-        beat = Heartbeat(
-            node=self.name, incarnation=self.incarnation, pool=self._publisher.pool, sequence=self._sequence, applied_seq=applied, attempts=attempts
-        )
-        await self._publisher.put(REPORTS, beat)
 
     async def _obey(self) -> None:
         while True:

@@ -329,6 +329,15 @@ class TestLeases:
         assert world.job(uid).phase is JobPhase.RUNNING
         assert world.job(uid).attempt_number == 1
 
+    def test_a_scheduler_that_knew_nothing_of_a_node_numbers_commands_above_what_its_agent_applied(self, world: World) -> None:
+        world.agent("node-1", applied_seq=37)
+        uid = world.submit()
+        assert world.starts(uid)[-1].command_seq == 38
+        world.beat("node-1", applied=37, after_ms=1000)  # not applied yet, so not missing
+        assert world.job(uid).phase is JobPhase.STARTING
+        world.agent("node-2", applied_seq=2**53 - 1)  # whatever an agent says, numbers stay numbers
+        assert world.starts(world.submit("other"))[-1].command_seq == 2**52 + 1
+
     def test_heartbeats_of_a_former_incarnation_are_void(self, world: World) -> None:
         world.agent("node-1", incarnation="2")
         uid = world.submit()

@@ -8,14 +8,15 @@ import asyncio
 import pytest
 from journal_fixtures import journal_log, journal_place
 from journal_logs import JournalLog
+from memory_inputs import MemoryInputs
 from opentinker.scheduler_stream import journal as journal_module
 from opentinker.scheduler_stream.codec import InputSpan, JournalOutput, JournalRecord, OwnerStarted, ReplayFrom, decode_record, encode_record
+from opentinker.scheduler_stream.contradictions import span_of
 from opentinker.scheduler_stream.core.state import Change
 from opentinker.scheduler_stream.errors import AppendTimeoutError, RefusedError, SupersededError, TruncatedError
 from opentinker.scheduler_stream.log import Log
-from opentinker.scheduler_stream.owner import Ownership, span_of, take_over
+from opentinker.scheduler_stream.owner import Ownership, take_over
 from opentinker.scheduler_stream.recovery import find_replay_from
-from opentinker.schemas.records import InputRecord
 from opentinker.schemas.topics import COMMANDS, INPUT_TOPICS, REPORTS
 from scheduler_world import World
 
@@ -25,37 +26,12 @@ STATUS_OUTPUT = JournalOutput("opentinker.jobs.status.v1", "k", b"s", ())
 FAST_OUTPUT = JournalOutput("opentinker.jobs.events.v1", "k", b"e", ())
 
 
-class MemoryInputs:
-    """Input topics as a list per topic; `first` cuts the beginning off."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, list[InputRecord]] = {topic: [] for topic in INPUT_TOPICS}
-        self.first: dict[str, int] = dict.fromkeys(INPUT_TOPICS, 0)
-        self.group: dict[str, int | None] = {}
-
-    def append(self, topic: str, value: bytes) -> InputRecord:
-        record = InputRecord(
-            topic=topic, partition=0, offset=len(self.records[topic]), append_time_ms=1000 + len(self.records[topic]), key=None, value=value, headers=()
-        )  # fmt: skip
-        self.records[topic].append(record)
-        return record
-
-    async def bounds(self, topic: str) -> tuple[int, int]:
-        return self.first[topic], len(self.records[topic])
-
-    async def read(self, topic: str, start: int, end: int) -> list[InputRecord]:
-        return [record for record in self.records[topic][start:end] if record.offset >= self.first[topic]]
-
-    async def committed(self, topic: str) -> int | None:
-        return self.group.get(topic)
-
-
 async def own(log: Log, inputs: MemoryInputs | None = None, worker: str = "w") -> Ownership:
     async def fence() -> None:
         fenced.append(worker)
 
     fenced: list[str] = []
-    owned = await take_over(log, inputs or MemoryInputs(), INPUT_TOPICS, worker=worker, boot_id="b", fence=fence)
+    owned = await take_over(log, inputs or MemoryInputs(), INPUT_TOPICS, partition=0, worker=worker, boot_id="b", fence=fence)
     assert fenced == [worker]
     return owned
 
@@ -189,8 +165,10 @@ async def test_a_journal_made_anew_under_its_owner_ends_it_and_starts_nobody(jou
     owned.journal._log = journal_log.log
     with pytest.raises(TruncatedError, match="went back from offset 100 to 0"):
         await owned.journal.append({}, [], [])
-    with pytest.raises(RefusedError, match="recovery begins at 90: it was cut short or made anew"):
-        await own(journal_log.log, worker="next")
+    inputs = MemoryInputs()
+    inputs.group[COMMANDS] = 1
+    with pytest.raises(RefusedError, match=r"the journal was lost.*opentinker scheduler adopt --partition 0"):
+        await own(journal_log.log, inputs, worker="next")
 
 
 async def test_a_journal_whose_tail_is_gone_is_an_earlier_state_and_its_inputs_come_again(journal_log: JournalLog) -> None:
