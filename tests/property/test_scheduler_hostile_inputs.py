@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hostile import HOSTILE
 from opentinker.scheduler_stream.codec import decode_change, encode_change
 from opentinker.scheduler_stream.core.step import StepInput, step
 from opentinker.scheduler_stream.interpret import encode_outputs, interpret
 from opentinker.schemas.messages import (
+    AcknowledgeBrake,
     AgentStarted,
     AttemptEnded,
     AttemptOutcome,
@@ -25,18 +27,15 @@ from opentinker.schemas.messages import (
     Heartbeat,
     ModelReference,
     NodeCapacity,
+    SetNamespaceLimits,
     SubmitJob,
     Tick,
+    UncordonNode,
 )
 from opentinker.schemas.records import InputRecord, Message, encode
 from opentinker.schemas.topics import ADMIN, COMMANDS, REPORTS, partition_of
 from scheduler_world import World
 
-HOSTILE: tuple[Any, ...] = (
-    None, True, -1, 0, 2**31, 2**53, 2**63, 2**70, -(2**70), 1e308, float("nan"), float("-inf"), "", "\0", "\ud800",
-    "x" * 63, "x" * 253, "x" * 256, "x" * 4_096, "x" * 5_000, "../../etc", "\x1b[2J",
-    [], {}, [[]], {"a": 2**70}, {"a": float("nan")}, {"a": {"b": "\0"}}, "2026-12-01",
-)  # fmt: skip
 PARTITION = partition_of("default", 4)
 
 
@@ -75,6 +74,9 @@ def messages() -> dict[str, tuple[str, Message]]:
         )),
         "CancelJob": (COMMANDS, CancelJob(job_uid=uid, namespace="default", pool="default", requested_by="me", reason="r")),
         "CordonNode": (ADMIN, CordonNode(pool="default", node="node-1", requested_by="me")),
+        "UncordonNode": (ADMIN, UncordonNode(pool="default", node="node-1", requested_by="me")),
+        "AcknowledgeBrake": (ADMIN, AcknowledgeBrake(pool="default", requested_by="me")),
+        "SetNamespaceLimits": (ADMIN, SetNamespaceLimits(pool="default", namespace="default", queued_max=1, requested_by="me")),
     }  # fmt: skip
 
 
@@ -104,7 +106,7 @@ def fold(world: World, item: StepInput) -> None:
     encode_outputs(item, result.outputs)
 
 
-@pytest.mark.parametrize("name", ["AgentStarted", "Heartbeat", "AttemptEnded", "Tick", "SubmitJob", "CancelJob", "CordonNode"])
+@pytest.mark.parametrize("name", messages())
 def test_no_record_can_stop_the_fold(name: str) -> None:
     topic, message = messages()[name]
     value, headers = encode(message, id="1", source="s", time_ms=1_800_000_000_000)
