@@ -36,6 +36,7 @@ _COMMANDS: Final = {
     "topics": ("opentinker.producers.cli.streams", "topics", "Make, compare and list the Kafka topics."),
     "metrics": ("opentinker.producers.cli.streams", "metrics", "Follow training metrics on their topic."),
     "audit": ("opentinker.producers.cli.history", "audit_command", "A job's exact history, from the topics, with causes."),
+    "replay": ("opentinker.producers.cli.replaying", "replay_command", "Decide recorded inputs again and compare."),
     "dlq": ("opentinker.producers.cli.dlq", "dlq", "Look at dead letters, send them again, drop them."),
     "simulate": ("opentinker.producers.cli.simulation", "simulate", "Run the scheduler's simulator on one seed."),
 }

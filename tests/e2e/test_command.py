@@ -142,3 +142,11 @@ def test_a_jobs_history_is_told_from_the_topics(full_stack: Any) -> None:
     history = until(complete, f"the history holds {wanted}")
     assert [entry["type"] for entry in history["entries"]][:2] == ["SubmitJob", "JobSubmitted"]
     assert history["warnings"] == []
+
+
+def test_what_was_decided_is_decided_again(full_stack: Any, tmp_path: Path) -> None:
+    log = str(next((ROOT / "tests" / "contract" / "recorded").glob("*.log.gz")))
+    assert ": identical, state " in ok(opentinker(full_stack, "replay", "--log", log))
+    (tmp_path / "x").write_text("no log")
+    fails(opentinker(full_stack, "replay", "--log", str(tmp_path / "x")), 1, "is not a recorded log")
+    fails(opentinker(full_stack, "replay", "--from", "3"), 2, "give --partition")

@@ -147,6 +147,7 @@ def test_a_command_beyond_the_light_client_says_what_to_install(monkeypatch: pyt
         "metrics",
         "dlq",
         "audit",
+        "replay",
         "simulate",
         "cordon",
         "uncordon",
