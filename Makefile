@@ -9,7 +9,7 @@ PACKAGES := schemas producers scheduler_stream trainer_agent registry compose
 INSTALL := $(PYTHON) compose/local/preflight.py install --venv $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv dev demo up down status test test-quick check format audit lock bench bench-stack bench-main clean
+.PHONY: help venv dev demo up down status test test-quick check format audit lock bench bench-stack bench-main bench-hostile clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -40,11 +40,12 @@ test: dev ## Run every test against real Kafka, PostgreSQL and S3
 test-quick: dev ## Run the tests that need no stack
 	$(BIN)/python -m pytest -m "not stack and not slow" $(ARGS)
 
-check: dev build/typing ## Lint, format, types, architecture
+check: dev build/typing ## Lint, format, types, architecture, published messages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict $(foreach package,$(PACKAGES),-p opentinker.$(package))
 	$(BIN)/lint-imports
+	$(BIN)/python -W error -m opentinker.schemas.compatibility schemas/published
 
 format: dev ## Format and mend what can be mended
 	$(BIN)/ruff check --fix .
@@ -72,6 +73,9 @@ bench-stack: dev ## Warm start and idle memory of the local stack
 
 bench-main: dev ## Submit to placement, CartPole by a gang of four
 	$(BIN)/python tests/benchmarks/main.py
+
+bench-hostile: dev ## Random and mutated records on every topic that is read (COUNT=10000 on each)
+	$(BIN)/python tests/benchmarks/hostile.py $(COUNT)
 
 clean: ## Remove what builds and checks left (data, keys and the environment stay)
 	rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
