@@ -73,6 +73,7 @@ class _Agent:
             lease_ns=self._lease_ns,
             margin_ns=int(own.lease_margin_s * 1e9),
             hold_ns=int(own.hold_timeout_s * 1e9),
+            progress_ns=int(own.progress_timeout_s * 1e9),
         )
         self._core = AgentCore(rules)
         self._clock = BrokerClock()

@@ -47,6 +47,7 @@ class Line:
 
     def __init__(self, lease_valid_until_ns: int) -> None:
         self.stop_requested = threading.Event()
+        self.training_began = threading.Event()  # from then on training itself looks at `stop_requested`
         self.agent_lost = False
         self._valid_until_ns = lease_valid_until_ns  # 0: no lease is kept
         self._renewed = threading.Event()

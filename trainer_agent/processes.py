@@ -94,6 +94,12 @@ class TrainerProcess:
             child.stdin.close()
         return cls(description.rank, child.pid, ticks or 0, marker, directory, child)
 
+    def dump_stacks(self) -> None:
+        """Have it print the stacks of its threads to its standard error, which is in the job's log; it goes on."""
+        if is_same_process(self.pid, self.ticks):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGUSR1)
+
     def terminate(self) -> None:
         """SIGTERM to the process itself: it writes its checkpoint, and ends its children."""
         if self.child is not None and self.child.returncode is None:

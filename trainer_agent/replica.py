@@ -199,6 +199,7 @@ class Replica:
 
     def _say_ready(self, training: Training, resume: Literal["fresh", "exact", "episodes-restarted"]) -> None:
         self._note(training)
+        self._line.training_began.set()
         self._steps_at_progress, self._last_progress = training.progress.global_step, time.monotonic()
         ready = Ready(
             transport=training.gang.transport,

@@ -22,7 +22,7 @@ from opentinker.schemas.registry_api import OpenAttempt as OpenAttemptRequest
 from opentinker.schemas.registry_api import OpenedAttempt
 from opentinker.trainer_agent import observability
 from opentinker.trainer_agent.bus import BulkSender, Reports
-from opentinker.trainer_agent.core.actions import Action, BeatNow, Kill, OpenAttempt, RenewLease, Report, StartReplicas, Terminate
+from opentinker.trainer_agent.core.actions import Action, BeatNow, DumpStacks, Kill, OpenAttempt, RenewLease, Report, StartReplicas, Terminate
 from opentinker.trainer_agent.core.agent import AgentCore
 from opentinker.trainer_agent.core.lifecycle import Phase
 from opentinker.trainer_agent.core.parts import Key, Part, Replica
@@ -104,6 +104,9 @@ class Supervisor:
                 case Terminate(key):
                     for process in self._processes.get(key, {}).values():
                         process.terminate()
+                case DumpStacks(key):
+                    for process in self._processes.get(key, {}).values():
+                        process.dump_stacks()
                 case Kill(key):
                     for process in self._processes.get(key, {}).values():
                         process.kill()

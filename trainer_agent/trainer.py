@@ -8,13 +8,16 @@ At each boundary between iterations the replicas exchange a few flags, so that a
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
+import socket
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from opentinker.trainer_agent.protocol import AttemptDescription, Hello, Stopped, TrainerOutcome, encode_line, token_digest
 from pydantic import ValidationError
@@ -50,8 +53,30 @@ def main() -> None:
     line = _line(description)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: line.stop_requested.set())
-    ending = Ending()
-    last = _run(description, line, ending)
+    faulthandler.register(signal.SIGUSR1)  # a trainer that hangs says where, before it is ended
+    _heed_a_stop_before_training(directory, line)
+    _end(directory, line, _run(description, line, Ending()))
+
+
+def _heed_a_stop_before_training(directory: Path, line: Line) -> None:
+    """End at once when told to while still starting: a process that waits for a peer to meet is in C++, where Python's handlers do not run.
+
+    Nothing is lost: nothing was trained. A gang whose peer died while it started would otherwise hold its devices for the whole grace.
+    """
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    signal.set_wakeup_fd(told.detach(), warn_on_full_buffer=False)
+
+    def wait() -> None:
+        while not line.training_began.is_set():
+            number = heard.recv(1, socket.MSG_WAITALL)[0]
+            if number in (signal.SIGTERM, signal.SIGINT) and not line.training_began.is_set():
+                _end(directory, line, Stopped(outcome=TrainerOutcome.STOPPED, message="told to stop before training began"))
+
+    threading.Thread(target=wait, name="stop-before-training", daemon=True).start()
+
+
+def _end(directory: Path, line: Line, last: Stopped) -> NoReturn:
     _leave_result(directory, last)
     line.send(last)
     line.close()

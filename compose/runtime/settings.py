@@ -107,6 +107,7 @@ class AgentSettings(_Group):
     lease_timeout_s: float = Field(10.0, gt=0, le=600)  # announced to the scheduler, which keeps to it
     lease_margin_s: float = Field(3.0, ge=0, le=60)  # the agent stops this much earlier
     hold_timeout_s: float = Field(600.0, gt=0, le=86400)  # how long a paused trainer waits for Resume
+    progress_timeout_s: float = Field(1800.0, gt=0, le=7 * 86400)  # a running trainer without a later step for this long hangs, and is ended
     directory: Path | None = None  # default $OPENTINKER_HOME/agents/<node>
 
 

@@ -15,7 +15,7 @@ FAULTS = ["kill scheduler", "kill agent and its trainers", "kill Kafka", "kill r
 
 
 async def test_a_bad_night_costs_no_job_and_no_more_than_a_checkpoint_interval(full_stack: Any) -> None:
-    drill = ServiceDrill(Home(full_stack.home), steps=50_000)
+    drill = ServiceDrill(Home(full_stack.home), steps=150_000)
     report = await drill.run(FAULTS, time.monotonic() + 600)
     assert [each.name for each in report.inflicted if not each.bit] == []
     assert len(report.inflicted) == len(FAULTS)

@@ -123,6 +123,30 @@ async def test_an_error_of_the_users_environment_is_told_as_such_and_in_the_log(
     await world.until(lambda: any("NoSuchGame" in line for lines in world.mine(LogLines) for line in lines.lines), 10)
 
 
+HANGING = """
+import gymnasium as gym, time
+class Hanging(gym.Wrapper):
+    steps = 0
+    def step(self, action):
+        Hanging.steps += 1
+        if Hanging.steps > 8000: self.wait_for_a_robot_that_is_switched_off()
+        return self.env.step(action)
+    def wait_for_a_robot_that_is_switched_off(self): time.sleep(3600)
+gym.register("Hanging-v0", entry_point=lambda: Hanging(gym.make("CartPole-v1").unwrapped))
+"""
+
+
+async def test_a_trainer_that_lives_without_progress_is_ended_and_its_log_shows_where_it_hung(world: AgentWorld, tmp_path: Path) -> None:
+    (tmp_path / "hanging_env.py").write_text(HANGING)
+    await world.start_agent(OPENTINKER_AGENT__PROGRESS_TIMEOUT_S="3", PYTHONPATH=str(tmp_path))
+    await world.start_attempt(environment="hanging_env:Hanging-v0", **ENDLESS)
+    report = await world.until_ended()
+    assert (report.outcome, report.failure_class) == (AttemptOutcome.FAILED, FailureClass.INFRASTRUCTURE)
+    assert report.message.startswith("no progress for 3 s, at step ")
+    assert report.global_step > 0
+    await world.until(lambda: any("wait_for_a_robot" in line for lines in world.mine(LogLines) for line in lines.lines), 10)
+
+
 async def test_grandchildren_are_gone_before_the_end_is_reported(world: AgentWorld) -> None:
     await world.start_agent()
     await world.start_attempt(**ENDLESS)

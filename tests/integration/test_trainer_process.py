@@ -102,6 +102,19 @@ def test_a_frozen_rank_is_waited_for_and_a_stop_reaches_all(start: Start) -> Non
     assert words[0]["checkpoint_step"] == words[0]["global_step"] > 0
 
 
+def test_one_that_waits_for_a_peer_that_never_comes_ends_at_once_when_told(start: Start) -> None:
+    gang = start({"stop": {"totalSteps": 10**9}}, 2)
+    gang.processes[1].kill()
+    until = time.monotonic() + 30
+    while "torch" not in Path(f"/proc/{gang.processes[0].pid}/maps").read_text() and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(2.5)  # by now it waits for its peer, in C++
+    gang.processes[0].terminate()
+    assert gang.processes[0].wait(5) == ExitCode.STOPPED
+    word = Stopped.model_validate_json((gang.directory / "0" / "result.json").read_bytes())
+    assert word.message == "told to stop before training began"
+
+
 BREAKING = """
 import gymnasium as gym, numpy as np, os
 class Breaking(gym.Env):

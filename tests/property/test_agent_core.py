@@ -16,7 +16,7 @@ from opentinker.trainer_agent.core.parts import Key, Part, key_of
 from opentinker.trainer_agent.protocol import Ready
 
 S = 1_000_000_000
-RULES = AgentRules(node="n", incarnation="i", pool="p", lease_ns=10 * S, margin_ns=3 * S, hold_ns=60 * S)
+RULES = AgentRules(node="n", incarnation="i", pool="p", lease_ns=10 * S, margin_ns=3 * S, hold_ns=60 * S, progress_ns=1800 * S)
 READY = Ready(transport="solo", global_step=0, resume="fresh", weights_sha256="", effective={})
 
 

@@ -136,7 +136,7 @@ class ServiceDrill:
 
     home: Home
     say: Callable[[str], None] = print
-    steps: int = 60_000
+    steps: int = 200_000
     inflicted: list[Inflicted] = field(default_factory=list)
     jobs: list[str] = field(default_factory=list)
 
@@ -191,7 +191,14 @@ class ServiceDrill:
         def working(since: float) -> int:
             return len({seen.pid for seen in list(watch.seen.values()) if seen.worked and seen.worked[-1][1] > since})
 
-        assert await self.until(lambda: working(time.time() - 1.0) >= 2, 120), "no trainer works, so that nothing would be tested"
+        def trains() -> bool:
+            """Two jobs are past their first checkpoint: what they lose then counts."""
+            try:
+                return self._with_client(lambda client: sum(job.status.progress.checkpoint_step > 0 for job in client.jobs(phase="Running"))) >= 2
+            except OpenTinkerError:
+                return False
+
+        assert await self.until(trains, 120), "no job trains, so that nothing would be tested"
         found = Inflicted(name, time.time(), working(time.time() - 1.0))
         self.inflicted.append(found)
         found.bit = await FAULTS[name](self) and found.at_work > 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from opentinker.schemas.messages.placements import Rendezvous, ReplicaAssignment, ResumeAttempt, StartAttempt, StopAttempt, StopReason
 from opentinker.schemas.messages.reports import AttemptOutcome, AttemptPhase, FailureClass
-from opentinker.trainer_agent.core.actions import Action, BeatNow, Kill, OpenAttempt, RenewLease, Report, StartReplicas, Terminate
+from opentinker.trainer_agent.core.actions import Action, BeatNow, DumpStacks, Kill, OpenAttempt, RenewLease, Report, StartReplicas, Terminate
 from opentinker.trainer_agent.core.agent import AgentCore, AgentRules
 from opentinker.trainer_agent.core.lifecycle import MOVES, IllegalMoveError, Move, Phase, move
 from opentinker.trainer_agent.core.parts import Key, Part, Replica, key_of
@@ -16,7 +16,7 @@ from opentinker.trainer_agent.protocol import CheckpointCommitted, Hello, Progre
 
 S = 1_000_000_000
 JOB = "11111111-1111-1111-1111-111111111111"
-RULES = AgentRules(node="node-1", incarnation="0001-a", pool="default", lease_ns=10 * S, margin_ns=3 * S, hold_ns=600 * S)
+RULES = AgentRules(node="node-1", incarnation="0001-a", pool="default", lease_ns=10 * S, margin_ns=3 * S, hold_ns=600 * S, progress_ns=1800 * S)
 READY = Ready(transport="solo", global_step=0, resume="fresh", weights_sha256="", effective={})
 DONE = Stopped(outcome=TrainerOutcome.SUCCEEDED, stop_reason="RewardThreshold", global_step=640, episodes=9, mean_return=480.0)
 
@@ -351,6 +351,29 @@ def test_a_trainer_that_says_hello_is_told_the_lease_only_while_it_holds() -> No
     assert kinds(world.core.event(key, 0, hello, world.now)) == [RenewLease]
     world.now += 7 * S
     assert world.core.event(key, 0, hello, world.now) == []
+
+
+def test_a_part_that_lives_without_progress_is_asked_where_it_is_and_ended() -> None:
+    """A heartbeat is no progress; a later step is, and a pause does not count."""
+    world = World()
+    key = world.running()
+
+    def later(seconds: int) -> list[Action]:
+        world.now += seconds * S
+        world.beat()
+        return world.core.tick(world.now)
+
+    world.core.event(key, 0, ProgressReport(global_step=100), world.now)
+    assert later(1700) == []
+    world.core.event(key, 0, ProgressReport(global_step=101), world.now)
+    assert later(1700) == []
+    world.core.event(key, 0, ProgressReport(global_step=101), world.now)
+    ended = later(101)
+    assert kinds(ended) == [DumpStacks, Terminate, BeatNow]
+    world.gone(key, 0, -9)
+    report = report_of(world.gone(key, 1, -9))
+    assert (report.outcome, report.failure_class, report.global_step) == (AttemptOutcome.FAILED, FailureClass.INFRASTRUCTURE, 101)
+    assert "no progress for 1800 s, at step 101" in report.message
 
 
 def test_an_agent_that_ends_stops_everything() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from opentinker.schemas.messages.reports import AttemptEnded
 from opentinker.trainer_agent.core.parts import Key, Part
 
-__all__ = ["Action", "BeatNow", "Kill", "OpenAttempt", "RenewLease", "Report", "StartReplicas", "Terminate"]
+__all__ = ["Action", "BeatNow", "DumpStacks", "Kill", "OpenAttempt", "RenewLease", "Report", "StartReplicas", "Terminate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,13 @@ class StartReplicas:
 @dataclass(frozen=True, slots=True)
 class Terminate:
     """SIGTERM to every process of the part."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStacks:
+    """Have every process of the part print where it is: it hangs, and is about to be ended."""
 
     key: Key
 
@@ -59,4 +66,4 @@ class BeatNow:
     """A phase changed: send a heartbeat at once."""
 
 
-Action = OpenAttempt | StartReplicas | Terminate | Kill | RenewLease | Report | BeatNow
+Action = OpenAttempt | StartReplicas | Terminate | DumpStacks | Kill | RenewLease | Report | BeatNow

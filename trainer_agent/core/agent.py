@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from opentinker.schemas.messages.placements import ResumeAttempt, StartAttempt, StopAttempt
 from opentinker.schemas.messages.reports import AttemptEnded, AttemptProgress, FailureClass, Heartbeat
-from opentinker.trainer_agent.core.actions import Action, BeatNow, Kill, OpenAttempt, RenewLease, Report, StartReplicas, Terminate
+from opentinker.trainer_agent.core.actions import Action, BeatNow, DumpStacks, Kill, OpenAttempt, RenewLease, Report, StartReplicas, Terminate
 from opentinker.trainer_agent.core.lifecycle import Move, Phase, move
 from opentinker.trainer_agent.core.parts import Key, Part, Replica, key_of
 from opentinker.trainer_agent.core.verdict import judge
@@ -35,6 +35,7 @@ class AgentRules:
     lease_ns: int  # how long after the last heartbeat the scheduler gives this node up
     margin_ns: int
     hold_ns: int  # how long a paused part waits for Resume
+    progress_ns: int  # how long a running part may take from one progress report to a later step
 
 
 class AgentCore:
@@ -175,11 +176,12 @@ class AgentCore:
         if isinstance(event, Ready):
             part = self._change(part, rank, ready=True)
             if part.phase is Phase.PREPARING and part.all_ready:
-                self._put(replace(part, phase=move(part.phase, Move.ALL_READY)))
+                self._put(replace(part, phase=move(part.phase, Move.ALL_READY), progress_at_ns=now_ns))
                 return [BeatNow()]
             return []
         if isinstance(event, ProgressReport) and rank == part.replicas[0].rank:
-            self._put(replace(part, progress=event))
+            moved = part.progress is None or event.global_step > part.progress.global_step
+            self._put(replace(part, progress=event, progress_at_ns=now_ns if moved else part.progress_at_ns))
         elif isinstance(event, CheckpointCommitted):
             self._put(replace(part, checkpoint=event))
         elif isinstance(event, Stopped):
@@ -205,6 +207,11 @@ class AgentCore:
                 held_s = self._rules.hold_ns // _SECOND_NS
                 message = f"nobody renewed the lease of node {self._rules.node} for {held_s} s"
                 actions += self.failed(part.key, FailureClass.INFRASTRUCTURE, message, now_ns)
+            elif part.phase is Phase.RUNNING and now_ns - part.progress_at_ns > self._rules.progress_ns:
+                step = part.progress.global_step if part.progress else 0
+                still_s = self._rules.progress_ns // _SECOND_NS
+                message = f"no progress for {still_s} s, at step {step:,}: the environment or a replica hangs; the job's log shows where"
+                actions += [DumpStacks(part.key), *self.failed(part.key, FailureClass.INFRASTRUCTURE, message, now_ns)]
             elif part.phase is Phase.STOPPING and part.kill_at_ns is not None and now_ns >= part.kill_at_ns:
                 left = tuple(replace(each, killed=True) if each.started and each.exit_code is None else each for each in part.replicas)
                 self._put(replace(part, kill_at_ns=None, replicas=left))
@@ -242,7 +249,7 @@ class AgentCore:
         if part.phase is not Phase.PAUSED or command.heartbeat_sequence <= part.paused_after or not self.lease_holds(now_ns):
             return [BeatNow()]
         phase = move(part.phase, Move.RESUME_TRAINING if part.all_ready else Move.RESUME_PREPARING)
-        part = self._put(replace(part, phase=phase, paused_since_ns=0))
+        part = self._put(replace(part, phase=phase, paused_since_ns=0, progress_at_ns=now_ns))
         actions: list[Action] = [RenewLease(part.key, self.lease_until_ns), BeatNow()]
         if part.opened and not part.starting:
             actions.append(StartReplicas(self._put(replace(part, starting=True))))

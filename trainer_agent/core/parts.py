@@ -38,6 +38,7 @@ class Part:
     opened: bool = False  # the registry has answered
     starting: bool = False  # the shell was asked to start the processes: each will be told as gone one day
     progress: ProgressReport | None = None  # of rank 0, or of the lowest rank here
+    progress_at_ns: int = 0  # when it last moved on, or began to run
     checkpoint: CheckpointCommitted | None = None
     paused_after: int = 0  # the newest heartbeat sent when the pause began
     paused_since_ns: int = 0  # 0: not paused now
