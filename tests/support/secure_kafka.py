@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 import time
@@ -67,6 +68,20 @@ class SecureBroker:
         """A child's whole environment: nothing of ours is inherited."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPENTINKER_")}
         return inherited | {"OPENTINKER_HOME": str(home)} | self.variables(user, password) | more
+
+    def kafka_tools(self, directory: Path) -> dict[str, str]:
+        """Kafka's own commands on the PATH, and the variables that our printed lines name: the super user's login among them."""
+        java = " ".join(map(shlex.quote, _Files(self.directory / "run", fetch_jars(lambda _: None)).java()))
+        for name, main in (("kafka-acls.sh", "org.apache.kafka.tools.AclCommand"), ("kafka-configs.sh", "kafka.admin.ConfigCommand")):
+            (directory / name).write_text(f'#!/bin/sh\nexec {java} {main} "$@"\n')
+            (directory / name).chmod(0o755)
+        login = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="{ADMIN_USER}" password="{ADMIN_PASSWORD}";'
+        (directory / "admin.properties").write_text(
+            f"security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\nsasl.jaas.config={login}\n"
+            f"ssl.truststore.type=PEM\nssl.truststore.location={self.directory / 'ca.pem'}\n"
+        )
+        variables = {"BOOTSTRAP": f"127.0.0.1:{self.port}", "ADMIN_PROPERTIES": str(directory / "admin.properties")}
+        return dict(os.environ) | variables | {"PATH": f"{directory}:{os.environ['PATH']}"}
 
     def denials(self) -> list[Denial]:
         """Every refusal so far, oldest first."""
