@@ -37,8 +37,8 @@ __all__ = [
 class Clock:
     """A partition's time and counters. Its id is always `clock`."""
 
-    now_ms: int = 0  # pool time: moves by what the broker's stamps move, at most 2 s an input
-    append_ms: int = 0  # the newest stamp seen
+    now_ms: int = 0  # pool time: moves by what the broker's stamps on reports move, at most 2 s an input
+    append_ms: int = 0  # the newest stamp seen on a report
     submissions: int = 0  # numbers jobs in the order of arrival
 
 

@@ -1,6 +1,6 @@
 """`step`: one input into the state, giving changes and outputs. Deterministic within one CORE_VERSION.
 
-Numbered as it runs: (1) the clock moves by what the broker's stamps moved, (2) the message takes effect, (3) timers that are due take effect, (4) what
+Numbered as it runs: (1) the clock moves by what the broker's stamps on reports moved, (2) the message takes effect, (3) timers that are due take effect, (4) what
 fits is placed, (5) changed jobs get a new status. An exception in between takes everything back.
 """
 
@@ -15,6 +15,7 @@ from opentinker.schemas.messages.placements import StopReason
 from opentinker.schemas.messages.reports import AttemptOutcome, FailureClass
 from opentinker.schemas.quantities import format_duration
 from opentinker.schemas.records import Message
+from opentinker.schemas.topics import REPORTS
 
 from .attempts import stop_attempt
 from .brake import acknowledge
@@ -51,7 +52,7 @@ class StepResult:
 def step(state: State, item: StepInput) -> StepResult:
     """Fold one input into `state`. Raises only for defects of ours, and then leaves the state as it was."""
     with state.recording() as changed:
-        _advance_clock(state, item.append_time_ms)
+        _advance_clock(state, item)
         cause = Cause(topic=item.topic, partition=item.partition, offset=item.offset, append_time_ms=item.append_time_ms)
         effects = Effects(state, cause)
         _apply(effects, item)
@@ -62,8 +63,11 @@ def step(state: State, item: StepInput) -> StepResult:
     return StepResult(changes, tuple(outputs), tuple(change_violations(state, changed)))
 
 
-def _advance_clock(state: State, append_ms: int) -> None:
-    before = state.clock
+def _advance_clock(state: State, item: StepInput) -> None:
+    """Only reports move the clock. Heartbeats come on that topic: so no lease runs out because a backlog of commands was read before them."""
+    if item.topic != REPORTS:
+        return
+    before, append_ms = state.clock, item.append_time_ms
     moved = min(max(append_ms - before.append_ms, 0), CLOCK_STEP_MAX_MS) if before.append_ms else 0
     state.put(replace(before, now_ms=before.now_ms + moved, append_ms=max(before.append_ms, append_ms)))
 

@@ -21,6 +21,7 @@ async def test_a_bad_night_costs_no_job_and_no_more_than_a_checkpoint_interval(f
     assert len(report.inflicted) == len(FAULTS)
     assert report.checked.problems == []
     assert report.overlaps == []
+    assert report.disagreements == []
     assert set(report.checked.ended) == {"JobCompleted"}
     assert report.checked.ended["JobCompleted"] == report.checked.accepted == report.jobs
     assert report.losses_s, "an agent that died with its trainers leaves attempts that others follow"

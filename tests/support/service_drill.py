@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 import psutil
+from agreement import disagreements
 from checker import Checked, Marks, check, marks, records_since
 from opentinker.compose.local.home import Home
 from opentinker.compose.local.layout import settings_of
@@ -52,6 +53,7 @@ class ServiceReport:
     inflicted: list[Inflicted]
     checked: Checked
     overlaps: list[str]
+    disagreements: list[str]  # between topics and database
     losses_s: list[float]  # training time lost by each attempt that was followed by another
     jobs: int
 
@@ -184,8 +186,10 @@ class ServiceDrill:
             await self._all_ended()
         await asyncio.sleep(3)
         checked = await check(kafka, since, {"default"}, [])
-        losses = await _losses(kafka, since)
-        return ServiceReport(inflicted=self.inflicted, checked=checked, overlaps=watch.overlaps(), losses_s=losses, jobs=len(self.jobs))
+        return ServiceReport(
+            inflicted=self.inflicted, checked=checked, overlaps=watch.overlaps(), jobs=len(self.jobs),
+            disagreements=await disagreements(settings_of(self.home.root), since, self.jobs), losses_s=await _losses(kafka, since),
+        )  # fmt: skip
 
     async def _inflict(self, name: str, watch: TrainerWatch) -> None:
         def working(since: float) -> int:

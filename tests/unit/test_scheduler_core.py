@@ -292,6 +292,21 @@ class TestLeases:
         assert world.state.nodes["node-1"].alive
         assert world.job(uid).phase is JobPhase.RUNNING
 
+    def test_a_backlog_of_commands_read_before_the_heartbeats_expires_nothing(self, world: World) -> None:
+        """After a takeover an hour of submissions may be read before the first heartbeat of that hour."""
+        world.agent("node-1")
+        uid = world.submit("held")
+        world.run_all(uid)
+        for number in range(30):
+            world.now += 2_000
+            world.submit(f"late-{number}", gpu=64)
+        assert world.job(uid).phase is JobPhase.RUNNING
+        assert not world.sent(NodeLost)
+        world.tick(9)
+        assert world.job(uid).phase is JobPhase.RUNNING
+        world.tick(3)
+        assert world.sent(NodeLost), "silence on the reports' own topic is silence"
+
     def test_a_clock_that_jumps_back_moves_nothing_back(self, world: World) -> None:
         world.agent("node-1")
         before = world.state.clock.now_ms
