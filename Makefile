@@ -75,7 +75,7 @@ bench-main: dev ## Submit to placement, CartPole by a gang of four
 	$(BIN)/python tests/benchmarks/main.py
 
 bench-hostile: dev ## Random and mutated records on every topic that is read (COUNT=10000 on each)
-	$(BIN)/python tests/benchmarks/hostile.py $(COUNT)
+	$(BIN)/python tests/benchmarks/hostile_records.py $(COUNT)
 
 clean: ## Remove what builds and checks left (data, keys and the environment stay)
 	rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
