@@ -77,6 +77,12 @@ bench-main: dev ## Submit to placement, CartPole by a gang of four
 bench-hostile: dev ## Random and mutated records on every topic that is read (COUNT=10000 on each)
 	$(BIN)/python tests/benchmarks/hostile_records.py $(COUNT)
 
+bench-plane: dev ## Jobs a second, a flood, a restart with 100,000 queued jobs, a day of heartbeats
+	$(BIN)/python tests/benchmarks/plane.py
+
+bench-faults: dev ## Kill, stop and starve everything, then prove that nothing was lost (FAULTS_MINUTES=30 bounds each half)
+	$(BIN)/python tests/benchmarks/faults.py
+
 clean: ## Remove what builds and checks left (data, keys and the environment stay)
 	rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -27,7 +27,7 @@ from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.producers.client import Client
 from opentinker.schemas.messages import StartAttempt
 from opentinker.schemas.topics import COMMANDS, PLACEMENTS, REPORTS
-from report import Figure, report
+from report import Figure, quantile, report
 from scheduler_process import FakeNode, Publisher, TopicReader
 
 _JOBS_PER_S, _JOBS = 20, 600
@@ -62,10 +62,10 @@ async def scheduling(settings: KafkaSettings) -> list[Figure]:
     for closing in (commands, placements, publisher):
         await closing.stop()
     return [
-        Figure(name=f"submit → placement p50 at {_JOBS_PER_S} jobs/s", value=_quantile(waits, 0.5), unit="ms", beside=("bare append p50, ms", _quantile(bare, 0.5))),
+        Figure(name=f"submit → placement p50 at {_JOBS_PER_S} jobs/s", value=quantile(waits, 0.5), unit="ms", beside=("bare append p50, ms", quantile(bare, 0.5))),
         Figure(
-            name=f"submit → placement p95 at {_JOBS_PER_S} jobs/s", value=_quantile(waits, 0.95), unit="ms", goal=50,
-            beside=("bare append p95, ms", _quantile(bare, 0.95)),
+            name=f"submit → placement p95 at {_JOBS_PER_S} jobs/s", value=quantile(waits, 0.95), unit="ms", goal=50,
+            beside=("bare append p95, ms", quantile(bare, 0.95)),
         ),
         Figure(name="jobs placed", value=len(waits), unit="jobs", goal=_JOBS, at_least=True),
     ]  # fmt: skip
@@ -78,11 +78,6 @@ async def _bare_appends(publisher: Publisher) -> list[float]:
         await publisher.raw(REPORTS + ".dlq", b"x" * 3_000, (), partition=0)
         waits.append((time.monotonic() - began) * 1000)
     return waits
-
-
-def _quantile(values: list[float], q: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * q))] if ordered else float("nan")
 
 
 def training(home: Path) -> list[Figure]:

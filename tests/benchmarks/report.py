@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Figure", "report"]
+__all__ = ["Figure", "quantile", "report"]
 
 _DIRECTORY = Path(__file__).resolve().parents[2] / "build" / "bench"
 
@@ -41,6 +41,12 @@ class Figure:
         if self.beside is not None:
             figure["beside"] = {"what": self.beside[0], "value": self.beside[1]}
         return figure | {"holds": self.holds}
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """Of measured values, without interpolation; NaN of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * q))] if ordered else float("nan")
 
 
 def report(name: str, figures: Sequence[Figure]) -> None:

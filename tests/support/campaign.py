@@ -27,7 +27,7 @@ from opentinker.scheduler_stream.core.policy import CORE_VERSION
 from opentinker.schemas.topics import INPUT_TOPICS, JOURNAL
 from scheduler_process import Worker
 
-__all__ = ["Fault", "Outcome", "SchedulerCampaign", "takeover_times"]
+__all__ = ["Fault", "Outcome", "SchedulerCampaign", "owned_partitions", "takeover_times"]
 
 _BITE_TIMEOUT_S = 30.0
 # What an owner would write that lost its partition long ago: void, since its epoch is nobody's.
@@ -77,7 +77,7 @@ class SchedulerCampaign:
     async def __aenter__(self) -> SchedulerCampaign:
         self.standby = Worker(self._environment, self._directory / "standby.log")
         everything = set(range(self._settings.partitions))
-        await self._until(lambda: everything <= set(_owned(self.standby)), 30, "the standby does not own everything")
+        await self._until(lambda: everything <= set(owned_partitions(self.standby)), 30, "the standby does not own everything")
         self._mischief = asyncio.create_task(self._make_holes())
         return self
 
@@ -117,7 +117,7 @@ class SchedulerCampaign:
             outcome.ended = f"did not bite, exit {victim.stop()}"
             return outcome
         at_work = {found[0]["partition"]} - {None}
-        outcome.bit_at, outcome.owned = found[0]["time"], tuple(sorted(at_work | set(_owned(victim))))
+        outcome.bit_at, outcome.owned = found[0]["time"], tuple(sorted(at_work | set(owned_partitions(victim))))
         ending = asyncio.create_task(self._see_off(victim, outcome))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
@@ -184,7 +184,7 @@ class SchedulerCampaign:
             await asyncio.sleep(0.05)
 
 
-def _owned(worker: Worker) -> list[int]:
+def owned_partitions(worker: Worker) -> list[int]:
     """Partitions that a worker has taken over, by its own log."""
     return [json.loads(line)["partition"] for line in worker.path.read_text().splitlines() if '"partition owned"' in line]
 

@@ -123,6 +123,15 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(self._consumer.stop(), self._producer.stop())
 
+    async def until_placed(self, count: int, timeout_s: float) -> bool:
+        """Wait until so many jobs were placed on these nodes."""
+        deadline = time.monotonic() + timeout_s
+        while len(self.placed_ms) < count:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
     def _keep(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
