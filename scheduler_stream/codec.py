@@ -1,6 +1,7 @@
 """Journal records as bytes and back: MessagePack of whole entities, so that re-applying any suffix is harmless.
 
-A record of CORE_VERSION N is read by N and N+1: entities may gain fields with defaults, never lose or change one.
+A record of CORE_VERSION N is read by N and N+1: entities may gain fields with defaults, never lose or change one. Version N−1 reads it only if it holds
+nothing that N−1 would drop (`unknown_parts`): what a newer core knows is never lost by going back to an older one (docs/decisions/0009).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = [
     "decode_record",
     "encode_change",
     "encode_record",
+    "unknown_parts",
 ]
 
 # `changes` and `sweep` hold (kind, id, entity as MessagePack | None): decoding is by kind, and only done when the record is folded.
@@ -108,6 +110,8 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decoders: Final[dict[str, Any]] = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in KINDS.items()}
 _record_decoders: Final[dict[str, Any]] = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in _TYPES.items()}
 _envelope_decoder: Final = msgspec.msgpack.Decoder(_Envelope)
+_any_decoder: Final = msgspec.msgpack.Decoder()
+_NOTHING: Final = object()
 
 
 def encode_change(change: Change) -> PackedChange:
@@ -117,6 +121,38 @@ def encode_change(change: Change) -> PackedChange:
 def decode_change(packed: PackedChange) -> tuple[str, str, Entity | None]:
     kind, id, value = packed
     return kind, id, None if value is None else _decoders[kind].decode(value)
+
+
+def unknown_parts(value: bytes) -> list[str]:
+    """What of a record this version would drop: fields and kinds that it does not know, by path. Slow; only for records of a newer core."""
+    envelope = _envelope_decoder.decode(value)
+    record = decode_record(value)
+    found = _dropped(_any_decoder.decode(envelope.body), _any_decoder.decode(_encoder.encode(record)), "")
+    changes = (*record.sweep, *record.changes) if isinstance(record, JournalRecord) else ()
+    for kind, _, entity in changes:
+        if kind not in KINDS:
+            found.append(kind)
+        elif entity is not None:
+            found += _dropped_of(kind, entity)
+    return sorted(set(found))
+
+
+def _dropped_of(kind: str, entity: bytes) -> list[str]:
+    try:
+        kept = _encoder.encode(_decoders[kind].decode(entity))
+    except msgspec.ValidationError as error:  # a new value of an enum, for example
+        return [f"{kind}: {error}"]
+    return _dropped(_any_decoder.decode(entity), _any_decoder.decode(kept), kind)
+
+
+def _dropped(original: Any, kept: Any, path: str) -> list[str]:
+    """Where two decoded values differ, by field."""
+    if isinstance(original, dict) and isinstance(kept, dict):
+        inner = ((key, original.get(key, _NOTHING), kept.get(key, _NOTHING)) for key in original)
+        return [each for key, before, after in inner for each in _dropped(before, after, f"{path}.{key}".lstrip("."))]
+    if isinstance(original, list) and isinstance(kept, list) and len(original) == len(kept):
+        return [each for before, after in zip(original, kept, strict=True) for each in _dropped(before, after, path)]
+    return [] if original == kept else [path]
 
 
 def encode_record(record: JournalRecord | OwnerStarted) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from .codec import InputSpan, JournalOutput, JournalRecord, OwnerStarted, ReplayFrom, decode_change, decode_record
+from .codec import InputSpan, JournalOutput, JournalRecord, OwnerStarted, ReplayFrom, decode_change, decode_record, unknown_parts
 from .core.policy import CORE_VERSION
 from .core.state import State
 from .errors import RefusedError
@@ -19,6 +19,7 @@ from .log import Log, LogEntry
 
 __all__ = ["Fold", "Found", "find_replay_from"]
 
+_NAMED_MAX = 10  # unknown fields that a refusal names
 _TAIL_RECORDS = 256  # one stale owner leaves at most one record behind a newer OwnerStarted, so this always holds a valid one
 
 
@@ -93,11 +94,21 @@ def decode(entry: LogEntry) -> JournalRecord | OwnerStarted:
         raise RefusedError(
             f"journal offset {entry.offset} is no journal record ({error}); find out who wrote it, then see docs/operations.md"
         ) from None
-    if record.core_version > CORE_VERSION + 1:
-        raise RefusedError(
-            f"journal offset {entry.offset} was written by core version {record.core_version}, this is {CORE_VERSION}; install a newer release"
-        )
+    if record.core_version > CORE_VERSION:
+        _refuse_what_would_be_lost(entry, record.core_version)
     return record
+
+
+def _refuse_what_would_be_lost(entry: LogEntry, version: int) -> None:
+    """After a rollback, or in the middle of an upgrade: one version ahead is read as long as nothing in it is unknown here."""
+    unknown = unknown_parts(entry.value)[:_NAMED_MAX] if version == CORE_VERSION + 1 else []
+    if version == CORE_VERSION + 1 and not unknown:
+        return
+    what = f" and holds what this version would lose ({', '.join(unknown)})" if unknown else ""
+    raise RefusedError(
+        f"journal offset {entry.offset} was written by core version {version}{what}, this is core version {CORE_VERSION}; "
+        "install the newer release again (docs/operations.md)"
+    )
 
 
 async def find_replay_from(log: Log) -> Found:

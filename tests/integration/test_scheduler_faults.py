@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from opentinker.schemas.messages import JobCompleted, JobPhase, JobSubmitted
-from scheduler_process import FakeNode, Publisher, Worker, events_of, statuses
+from scheduler_load import check, load
+from scheduler_process import FakeNode, Publisher, Worker
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
@@ -23,26 +22,6 @@ async def publisher(stack: Any) -> AsyncIterator[Publisher]:
     await made.start()
     yield made
     await made.stop()
-
-
-async def load(publisher: Publisher, faults: Any, jobs: int) -> set[str]:
-    """Submit at 20 jobs/s while `faults` does its worst."""
-    task = asyncio.create_task(faults)
-    uids = set()
-    for number in range(jobs):
-        uids.add(await publisher.submit(f"job-{number}"))
-        await asyncio.sleep(0.05)
-    await task
-    return uids
-
-
-async def check(stack: Any, uids: set[str], node: FakeNode) -> None:
-    """Every accepted job ended exactly once, and nothing ran twice."""
-    found = await statuses(stack.settings.kafka, uids, timeout_s=90)
-    assert Counter(status.phase for status in found.values()) == {JobPhase.COMPLETED: len(uids)}
-    counts = Counter((event.job_uid, type(event)) for event in await events_of(stack.settings.kafka, uids))
-    assert all(counts[uid, JobCompleted] == 1 and counts[uid, JobSubmitted] == 1 for uid in uids)
-    assert node.overlaps == []
 
 
 async def test_kill_9_of_the_owner_under_load_loses_nothing_and_runs_nothing_twice(stack: Any, publisher: Publisher, tmp_path: Path) -> None:

@@ -4,14 +4,26 @@ start. The contract of the log itself is in `tests/contract/test_journal_log.py`
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import msgspec
 import pytest
 from journal_fixtures import journal_log, journal_place
 from journal_logs import JournalLog
 from memory_inputs import MemoryInputs
 from opentinker.scheduler_stream import journal as journal_module
-from opentinker.scheduler_stream.codec import InputSpan, JournalOutput, JournalRecord, OwnerStarted, ReplayFrom, decode_record, encode_record
+from opentinker.scheduler_stream.codec import (
+    InputSpan,
+    JournalOutput,
+    JournalRecord,
+    OwnerStarted,
+    ReplayFrom,
+    decode_record,
+    encode_change,
+    encode_record,
+)
 from opentinker.scheduler_stream.contradictions import span_of
+from opentinker.scheduler_stream.core.policy import CORE_VERSION
 from opentinker.scheduler_stream.core.state import Change
 from opentinker.scheduler_stream.errors import AppendTimeoutError, RefusedError, SupersededError, TruncatedError
 from opentinker.scheduler_stream.log import Log
@@ -264,6 +276,55 @@ async def test_bytes_that_are_no_record_are_refused_by_offset(journal_log: Journ
     await journal_log.rival(b"{}")
     with pytest.raises(RefusedError, match="journal offset 1 is no journal record"):
         await own(log, worker="next")
+
+
+async def newer(journal_log: JournalLog, changes: tuple[tuple[str, str, bytes | None], ...], **more: Any) -> None:
+    """A record of the next core version, with fields that only it knows."""
+    await own(journal_log.log)
+    record = JournalRecord(
+        owner_epoch=0, core_version=CORE_VERSION + 1, inputs={}, changes=changes, outputs=(), replay_from=ReplayFrom(), published_fast=-1, published_status=-1
+    )  # fmt: skip
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(record)) | more
+    await journal_log.rival(msgspec.msgpack.encode(["record", fields]))
+
+
+async def test_a_record_of_the_next_core_is_read_as_long_as_nothing_in_it_is_unknown(journal_log: JournalLog) -> None:
+    world = world_with_jobs(2)
+    changes = tuple(encode_change(Change(kind, id, world.state.get(kind, id))) for kind, id in world.state.entity_keys())
+    await newer(journal_log, changes)
+    assert (await own(journal_log.log, worker="older")).fold.state.hash() == world.state.hash()
+
+
+@pytest.mark.parametrize("what", ["a field of an entity", "a field inside", "a value of an entity", "a kind of entity", "a field of the record"])
+async def test_an_older_core_refuses_by_name_what_it_would_lose(journal_log: JournalLog, what: str) -> None:
+    world = world_with_jobs(1)
+    [job] = world.state.jobs.values()
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(job))
+    changes: tuple[tuple[str, str, bytes | None], ...] = ()
+    more = {}
+    if what == "a field of an entity":
+        changes, lost = (("job", job.uid, msgspec.msgpack.encode(fields | {"spot": True})),), "job.spot"
+    elif what == "a field inside":
+        changes, lost = (("job", job.uid, msgspec.msgpack.encode(fields | {"needs": fields["needs"] | {"rack": "r1"}})),), "job.needs.rack"
+    elif what == "a value of an entity":
+        changes, lost = (("job", job.uid, msgspec.msgpack.encode(fields | {"phase": "Dreaming"})),), "job: Invalid enum value 'Dreaming'.*"
+    elif what == "a kind of entity":
+        changes, lost = (("quota", "team-a", b"\x80"),), "quota"
+    else:
+        more, lost = {"reservations": [1]}, "reservations"
+    await newer(journal_log, changes, **more)
+    with pytest.raises(RefusedError, match=rf"would lose \({lost}\).*install the newer release"):
+        await own(journal_log.log, worker="older")
+
+
+async def test_a_record_of_the_core_before_is_read(journal_log: JournalLog) -> None:
+    """Its entities lack what came later: the defaults hold."""
+    world = world_with_jobs(1)
+    [job] = world.state.jobs.values()
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(job))
+    del fields["stop_reason"]
+    await newer(journal_log, (("job", job.uid, msgspec.msgpack.encode(fields)),), core_version=CORE_VERSION - 1)
+    assert (await own(journal_log.log, worker="newer")).fold.state.jobs == {job.uid: job}
 
 
 async def test_a_record_of_a_much_newer_core_is_refused(journal_log: JournalLog) -> None:
