@@ -41,6 +41,7 @@ class InputSpan:
     crc: int  # CRC-32 of the value at `through`
     append_time_ms: int
     generation: int = 0  # rises when an administrator adopts other inputs in the topic's place: its offsets may come again and mean something else
+    early: tuple[int, ...] = ()  # offsets behind `through` that were stepped ahead of their order: cancellations in a long backlog
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class JournalRecord:
     replay_from: ReplayFrom
     published_fast: int  # outputs of records up to this journal offset are known to be published
     published_status: int  # the same for the status topic
+    # How its inputs were stepped: runs of (number of the topic, last offset of the run); -1 - number: that one offset, ahead of its order.
+    order: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

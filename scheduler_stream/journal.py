@@ -45,7 +45,9 @@ class Journal:
         self._sweep_began = ReplayFrom(owner_epoch, owner_epoch)
         self._sweeping = False
 
-    async def append(self, positions: dict[str, InputSpan], changes: Sequence[Change], outputs: Sequence[JournalOutput]) -> int:
+    async def append(
+        self, positions: dict[str, InputSpan], changes: Sequence[Change], outputs: Sequence[JournalOutput], order: Sequence[tuple[int, int]] = ()
+    ) -> int:
         """Write one record down; returns its offset. Raises SchedulerError, after which this journal is dead."""
         packed = tuple(encode_change(change) for change in changes)
         sweep, finished = self._next_sweep(len(packed))
@@ -59,6 +61,7 @@ class Journal:
             replay_from=self.replay_from,
             published_fast=self.published_fast,
             published_status=self.published_status,
+            order=tuple(order),
         )
         try:
             offset = await asyncio.wait_for(self._log.append(encode_record(record)), APPEND_TIMEOUT_S)
