@@ -87,7 +87,7 @@ def _service_figures(done: ServiceReport) -> list[Figure]:
         Figure(name="completed", value=done.checked.ended["JobCompleted"], unit="jobs", goal=done.jobs, at_least=True),
         Figure(name="problems: topics, /proc, database", value=len(problems), unit="", goal=0),
         Figure(name="attempts that another followed", value=len(done.losses_s), unit=""),
-        Figure(name="most training lost by one attempt", value=max(done.losses_s, default=0.0), unit="s", goal=CHECKPOINT_EVERY_S + 2),
+        Figure(name="most training lost by one attempt", value=max(done.losses_s, default=0.0), unit="s", goal=CHECKPOINT_EVERY_S + 3),
         Figure(name="time until trainers worked again, p95", value=quantile(away, 0.95), unit="s"),
     ]
 

@@ -25,4 +25,4 @@ async def test_a_bad_night_costs_no_job_and_no_more_than_a_checkpoint_interval(f
     assert set(report.checked.ended) == {"JobCompleted"}
     assert report.checked.ended["JobCompleted"] == report.checked.accepted == report.jobs
     assert report.losses_s, "an agent that died with its trainers leaves attempts that others follow"
-    assert max(report.losses_s) <= CHECKPOINT_EVERY_S + 2  # and the time of the checkpoint itself
+    assert max(report.losses_s) <= CHECKPOINT_EVERY_S + 3  # a sample on each side, and the checkpoint itself

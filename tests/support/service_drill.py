@@ -7,7 +7,6 @@ Jobs are submitted through the gateway with an idempotency key and repeated unti
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
 import time
@@ -27,7 +26,7 @@ from opentinker.compose.local.stack import supervisor_of
 from opentinker.compose.local.status import read_status
 from opentinker.compose.local.supervisor import Supervisor
 from opentinker.producers.client import Client, OpenTinkerError
-from opentinker.schemas.topics import METRICS
+from opentinker.schemas.topics import EVENTS, METRICS
 from trainers_seen import TrainerWatch
 
 __all__ = ["FAULTS", "Inflicted", "ServiceDrill", "ServiceReport"]
@@ -256,17 +255,20 @@ class ServiceDrill:
 
 
 async def _losses(kafka: Any, since: Marks) -> list[float]:
-    """For each attempt that another followed: how long before its last sample the checkpoint was made at which the next one went on."""
-    samples: dict[str, dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+    """For each attempt that another followed: the time from the checkpoint that was left of it to its last sample, rounded up to whole samples."""
+    samples: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for record in await records_since(kafka, METRICS, since):
         sample = orjson.loads(record.value)
         if sample["replica_rank"] == 0:
-            samples[sample["job_uid"]][sample["attempt_number"]].append((sample["global_step"], sample["time_ms"]))
+            samples[sample["job_uid"], sample["attempt_number"]].append((sample["global_step"], sample["time_ms"]))
+    left: dict[tuple[str, int], int] = {}
+    for record in await records_since(kafka, EVENTS, since):
+        event = orjson.loads(record.value)
+        if any(name == "ce_type" and b"AttemptFinished" in value for name, value in record.headers):
+            left[event["job_uid"], event["attempt_number"]] = event["checkpoint_step"]
     losses = []
-    for attempts in samples.values():
-        numbers = sorted(attempts)
-        for earlier, later in itertools.pairwise(numbers):
-            first_step = min(attempts[later])[0]
-            lost = [time_ms for step, time_ms in attempts[earlier] if step >= first_step]
-            losses.append((max(lost) - min(lost)) / 1000 if lost else 0.0)
+    for (uid, number), step in left.items():
+        if (uid, number + 1) in left and (told := samples[uid, number]):
+            saved = max((time_ms for at, time_ms in told if at <= step), default=min(time_ms for _, time_ms in told))
+            losses.append((max(time_ms for _, time_ms in told) - saved) / 1000)
     return losses
