@@ -12,6 +12,7 @@ from typing import IO, Any
 import click
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import RecordsToDelete
+from aiokafka.errors import TopicAuthorizationFailedError
 from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings, load_settings
 from opentinker.schemas.errors import nearest, printable
@@ -294,13 +295,15 @@ async def _replay(settings: KafkaSettings, name: str, offsets: Sequence[int], me
 
 
 async def _send_again(sender: AIOKafkaProducer, letter: Letter, mended: bytes | None) -> str:
-    answer: Any = await sender.send_and_wait(
-        letter.topic,
-        letter.original_value() if mended is None else mended,
-        key=letter.original_key,
-        partition=letter.original_partition,
-        headers=letter.original_headers(),
-    )
+    value = letter.original_value() if mended is None else mended
+    try:
+        answer: Any = await sender.send_and_wait(
+            letter.topic, value, key=letter.original_key, partition=letter.original_partition, headers=letter.original_headers()
+        )
+    except TopicAuthorizationFailedError:
+        raise click.ClickException(
+            f"this Kafka user may not write {letter.topic}; send it as one of a role that may (opentinker access plan), by OPENTINKER_KAFKA__SASL_USERNAME"
+        ) from None
     return f"sent to {letter.topic} partition {answer.partition} offset {answer.offset}"
 
 

@@ -26,7 +26,9 @@ async def topic_reader(settings: KafkaSettings, topic: str) -> AsyncIterator[tup
     try:
         await reader.start()
         if topic not in await reader.topics():
-            raise click.ClickException(f"Kafka has no topic {topic}; make the topics with: opentinker topics ensure")
+            raise click.ClickException(
+                f"Kafka has no topic {topic}, or this user may not see it; opentinker topics ensure makes topics, opentinker access plan says who may what"
+            )
         places = [TopicPartition(topic, number) for number in range(_partition_count(settings, topic))]
         reader.assign(places)
         yield reader, places
