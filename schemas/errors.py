@@ -92,7 +92,9 @@ def field_errors(error: ValidationError, model: type[BaseModel], prefix: str = "
     """Turn pydantic's findings into our wording; `model` is where unknown keys look for the nearest valid one."""
     found: list[FieldError] = []
     for problem in error.errors(include_url=False)[:_ERRORS_MAX]:
-        location = [part for part in problem["loc"] if not _is_union_tag(part)]
+        parts = problem["loc"]
+        own = len(parts) - 1 if problem["type"] == "extra_forbidden" else None  # an unknown key is the user's own, however it is spelt
+        location = [part for number, part in enumerate(parts) if number == own or not _is_union_tag(part)]
         field = prefix + _path(location)
         found.append(FieldError(field=field, **_wording(problem, model, location)))
     return list(dict.fromkeys(found))

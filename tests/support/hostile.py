@@ -77,7 +77,10 @@ def _samples(topic: str) -> list[tuple[str, dict[str, str], Any]]:
     for message in accepted_types(topic).values():
         stored = json.loads((_GOLDEN / f"{message.__name__}.v{message.schema_version}.json").read_text())
         found.append((message.__name__, stored["headers"], stored["value"]))
-    return [*found, (_SUBMISSION, found[0][1] | {"ce_source": "hostile"}, good_manifest())] if topic == REQUESTS else found
+    if topic != REQUESTS:
+        return found
+    outside = found[0][1] | {"ce_source": "hostile"}  # that of the golden message is ours alone
+    return [(name, outside, value) for name, _, value in found] + [(_SUBMISSION, outside, good_manifest())]
 
 
 def _fresh(chance: random.Random, value: Any) -> Any:

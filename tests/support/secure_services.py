@@ -59,7 +59,8 @@ async def service(module: str, environment: dict[str, str], port: int, log: Path
     finally:
         child.terminate()
         assert await asyncio.to_thread(child.wait, 30) == 0
-    assert b"Traceback" not in log.read_bytes(), log.read_text()[-3000:]  # noqa: ASYNC240
+    text = log.read_text()  # noqa: ASYNC240
+    assert "Traceback" not in text, text[max(0, text.index("Traceback") - 500) :][:4000]
 
 
 @contextlib.asynccontextmanager
