@@ -64,7 +64,7 @@ class _Agent:
         self._settings, self._node, self._stop = settings, node, stop
         self._capacity: NodeCapacity = capacity_of(own)
         self._ports = port_range(own.ports)
-        self._incarnation = f"{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(4)}"  # later ones sort behind earlier ones
+        self._incarnation = journal.next_incarnation(time.time_ns() // 1_000_000, secrets.token_hex(4))
         self._lease_ns = int(own.lease_timeout_s * 1e9)
         rules = AgentRules(
             node=node,
@@ -79,7 +79,7 @@ class _Agent:
         self._clock = BrokerClock()
         self._reports = Reports(settings.kafka, node, own.pool, self._clock)
         self._commands = Commands(settings.kafka, node)
-        self._bulk = BulkSender(settings.kafka, node)
+        self._bulk = BulkSender(settings.kafka, node, self._clock)
         token = read_secret(settings.agent_token_file, "registry's agent token")
         self._http = httpx.AsyncClient(
             base_url=settings.registry.url, headers={"Authorization": f"Bearer {token}"}, timeout=httpx.Timeout(15.0, connect=5.0), trust_env=False
@@ -87,7 +87,17 @@ class _Agent:
         self._beat = asyncio.Event()
         simulated = any(device.simulated for device in self._capacity.devices) or not self._capacity.devices
         self._supervisor = Supervisor(
-            settings, node, directory, self._core, journal, self._reports, self._bulk, self._http, simulated=simulated, beat=self._beat.set
+            settings,
+            node,
+            directory,
+            self._core,
+            journal,
+            self._reports,
+            self._bulk,
+            self._http,
+            self._clock,
+            simulated=simulated,
+            beat=self._beat.set,
         )
         self._log = structlog.get_logger()
 

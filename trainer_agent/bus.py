@@ -30,6 +30,7 @@ __all__ = ["BrokerClock", "BulkSender", "Commands", "Reports"]
 Command = StartAttempt | StopAttempt | ResumeAttempt
 _SEND_TIMEOUT_S = 6.0  # a little more than the producer's own
 _RETRY_S = 0.5
+_CLOCK_NOISE_MS = 2_000
 _BULK_MAX = 2000  # records that wait; beyond it the oldest go, since fresh metrics are worth more
 _BULK_BEHIND = 500
 _FAILURES = (KafkaError, OSError, TimeoutError)
@@ -47,6 +48,12 @@ class BrokerClock:
 
     def now_ms(self) -> int:
         return self._stamp_ms + (time.monotonic_ns() - self._at_ns) // 1_000_000
+
+    @property
+    def offset_ms(self) -> int:
+        """What to add to this machine's wall clock for the broker's time; small differences are only the time that an answer took."""
+        offset = self.now_ms() - time.time_ns() // 1_000_000
+        return offset if abs(offset) > _CLOCK_NOISE_MS else 0
 
 
 class _Sender:
@@ -95,7 +102,7 @@ class Reports:
                         id=str(uuid.uuid4()),
                         source=f"/agents/{self._node}",
                         subject=self._node,
-                        time_ms=time.time_ns() // 1_000_000,
+                        time_ms=self._clock.now_ms(),
                         traceparent=traceparent,
                     )
                     record = OutputRecord(topic=REPORTS, key=self._pool, value=value, headers=headers, partition=self._partition)
@@ -187,9 +194,9 @@ class Commands:
 class BulkSender:
     """Metrics and logs: in order of arrival, bounded, never waited for."""
 
-    def __init__(self, settings: KafkaSettings, node: str) -> None:
+    def __init__(self, settings: KafkaSettings, node: str, clock: BrokerClock) -> None:
         self._sender = _Sender(settings, f"agent-{node}-bulk")
-        self._node = node
+        self._node, self._clock = node, clock
         self._queue: deque[OutputRecord] = deque()
         self._arrived = asyncio.Event()
         self._in_flight = 0
@@ -202,9 +209,7 @@ class BulkSender:
 
     def put(self, message: TrainingMetrics | LogLines) -> None:
         topic = METRICS if isinstance(message, TrainingMetrics) else LOGS
-        value, headers = encode(
-            message, id=str(uuid.uuid4()), source=f"/agents/{self._node}", subject=message.job_uid, time_ms=time.time_ns() // 1_000_000
-        )
+        value, headers = encode(message, id=str(uuid.uuid4()), source=f"/agents/{self._node}", subject=message.job_uid, time_ms=self._clock.now_ms())
         if len(self._queue) >= _BULK_MAX:
             self._queue.popleft()
             self.dropped += 1
@@ -221,7 +226,9 @@ class BulkSender:
             try:
                 async with asyncio.timeout(_SEND_TIMEOUT_S):
                     producer = await self._sender.ready()
-                    answers = [await kafka.send(producer, record) for record in batch]
+                    # Stamped by the broker's clock: a record of a node whose clock is an hour fast would be refused.
+                    now_ms = self._clock.now_ms()
+                    answers = [await kafka.send(producer, record, timestamp_ms=now_ms) for record in batch]
                     await asyncio.gather(*answers)
             except _FAILURES as error:
                 self.dropped += len(batch)

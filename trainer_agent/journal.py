@@ -77,6 +77,21 @@ class Journal:
             os.close(self._lock)
             raise FolderTakenError(f"another agent runs in {directory}; give this one another OPENTINKER_AGENT__DIRECTORY") from None
 
+    def next_incarnation(self, now_ms: int, suffix: str) -> str:
+        """A name for this run of the agent that sorts behind all before it in this folder, also when the machine's clock was set back."""
+        path = self._path.with_name("incarnation")
+        try:
+            before = int(path.read_text().partition("-")[0])
+        except (OSError, ValueError):
+            before = 0
+        made = f"{max(now_ms, before + 1):013d}-{suffix}"
+        try:
+            path.with_suffix(".partial").write_text(made)
+            os.replace(path.with_suffix(".partial"), path)
+        except OSError as error:  # a full disk: the clock alone has to do
+            structlog.get_logger().warning("the incarnation could not be written down", path=str(path), error=str(error))
+        return made
+
     def read(self) -> Remembered:
         """What is written down. A file that cannot be read is set aside: its processes find no agent and end by themselves."""
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from opentinker.schemas.messages.training import LogLines, MetricValue, TrainingMetrics
-from opentinker.trainer_agent.bus import BulkSender
+from opentinker.trainer_agent.bus import BrokerClock, BulkSender
 from opentinker.trainer_agent.core.log_rate import Passed
 from opentinker.trainer_agent.core.metric_rate import MergedSample, MetricRate, rate_per_replica
 from opentinker.trainer_agent.core.parts import Key, Part
@@ -24,8 +24,8 @@ _STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
 class Outlets:
     """The open tails of one agent, and the way to the bulk topics."""
 
-    def __init__(self, node: str, bulk: BulkSender) -> None:
-        self._node, self._bulk = node, bulk
+    def __init__(self, node: str, bulk: BulkSender, clock: BrokerClock) -> None:
+        self._node, self._bulk, self._clock = node, bulk, clock
         self._tails: dict[tuple[Key, int, Literal["stdout", "stderr"]], tuple[Part, Tail]] = {}
         self._rates: dict[tuple[Key, int], tuple[Part, MetricRate]] = {}
 
@@ -77,7 +77,7 @@ class Outlets:
                 node=self._node,
                 global_step=sample.global_step,
                 update=sample.update,
-                time_ms=sample.time_ms,
+                time_ms=sample.time_ms + self._clock.offset_ms,
                 samples=merged.samples,
                 values={name: _json_number(value) for name, value in sample.values.items()},
             )
@@ -100,7 +100,7 @@ class Outlets:
                     replica_rank=rank,
                     node=self._node,
                     stream=stream,
-                    time_ms=time.time_ns() // 1_000_000,
+                    time_ms=self._clock.now_ms(),
                     first_line=first,
                     dropped=dropped,
                     lines=tuple(lines[:count]),

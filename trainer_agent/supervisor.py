@@ -21,7 +21,7 @@ from opentinker.schemas.messages.reports import AttemptEnded, FailureClass
 from opentinker.schemas.registry_api import OpenAttempt as OpenAttemptRequest
 from opentinker.schemas.registry_api import OpenedAttempt
 from opentinker.trainer_agent import observability
-from opentinker.trainer_agent.bus import BulkSender, Reports
+from opentinker.trainer_agent.bus import BrokerClock, BulkSender, Reports
 from opentinker.trainer_agent.core.actions import Action, BeatNow, DumpStacks, Kill, OpenAttempt, RenewLease, Report, StartReplicas, Terminate
 from opentinker.trainer_agent.core.agent import AgentCore
 from opentinker.trainer_agent.core.lifecycle import Phase
@@ -54,13 +54,14 @@ class Supervisor:
         reports: Reports,
         bulk: BulkSender,
         http: httpx.AsyncClient,
+        clock: BrokerClock,
         *,
         simulated: bool,
         beat: Callable[[], None],
     ) -> None:
         self._settings, self._node, self._directory, self._simulated = settings, node, directory, simulated
         self._core, self._journal, self._reports, self._http, self._beat = core, journal, reports, http, beat
-        self._outlets = Outlets(node, bulk)
+        self._outlets = Outlets(node, bulk, clock)
         self._listener = Listener(directory, self._knows, self._said)
         self._opened: dict[Key, OpenedAttempt] = {}
         self._entries: dict[Key, JournalEntry] = {}

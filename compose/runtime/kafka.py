@@ -112,10 +112,12 @@ def admin_client(settings: KafkaSettings, client_id: str) -> AIOKafkaAdminClient
     return AIOKafkaAdminClient(client_id=client_id, request_timeout_ms=10_000, **client_options(settings))
 
 
-async def send(sender: AIOKafkaProducer, record: OutputRecord) -> asyncio.Future[Any]:
-    """Queue one record; await the returned future for the broker's answer."""
+async def send(sender: AIOKafkaProducer, record: OutputRecord, timestamp_ms: int | None = None) -> asyncio.Future[Any]:
+    """Queue one record; await the returned future for the broker's answer. `timestamp_ms`: for topics that keep the producer's time; None: now."""
     key = record.key.encode() if record.key else None
-    future: asyncio.Future[Any] = await sender.send(record.topic, record.value, key=key, partition=record.partition, headers=list(record.headers))
+    future: asyncio.Future[Any] = await sender.send(
+        record.topic, record.value, key=key, partition=record.partition, timestamp_ms=timestamp_ms, headers=list(record.headers)
+    )
     return future
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -258,6 +259,23 @@ async def test_a_registry_that_is_away_for_a_moment_delays_a_start_and_a_commit(
     report = await world.until_ended()
     assert report.outcome is AttemptOutcome.SUCCEEDED
     assert next(failures, "used up") == "used up"
+
+
+@pytest.mark.parametrize("hours", [2, -2])
+async def test_a_node_whose_clock_is_hours_off_works_like_any_other(world: AgentWorld, tmp_path: Path, hours: int) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import time; off = {hours} * 3600; real, real_ns = time.time, time.time_ns\n"
+        "time.time = lambda: real() + off; time.time_ns = lambda: real_ns() + off * 10**9\n"
+    )
+    started = await world.start_agent(PYTHONPATH=str(tmp_path))
+    now_ms = time.time_ns() // 1_000_000
+    assert abs(int(started.incarnation.partition("-")[0]) - now_ms) > 7_000_000, "its clock is off"
+    await world.start_attempt(valid_until_ms=now_ms + 60_000, stop={"totalSteps": 40_000})
+    report = await world.until_ended()
+    assert report.outcome is AttemptOutcome.SUCCEEDED, report.message
+    await world.until(lambda: bool(world.mine(TrainingMetrics)) and bool(world.mine(LogLines)), 10)
+    for sample in (*world.mine(TrainingMetrics), *world.mine(LogLines)):
+        assert abs(sample.time_ms - now_ms) < 120_000, "what it tells carries the broker's time"
 
 
 async def test_a_second_agent_in_the_same_folder_is_refused_in_words(world: AgentWorld) -> None:

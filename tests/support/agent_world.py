@@ -103,12 +103,14 @@ class AgentWorld:
         self.process.kill()
         await self.process.wait()
 
-    async def start_attempt(self, ranks: tuple[int, ...] = (0,), *, number: int = 1, environment: str = "CartPole-v1", **spec: Any) -> None:
+    async def start_attempt(
+        self, ranks: tuple[int, ...] = (0,), *, number: int = 1, environment: str = "CartPole-v1", valid_until_ms: int = 2**50, **spec: Any
+    ) -> None:
         body = {"algorithm": "PPO", "environment": environment, "replicas": len(ranks), "hyperparameters": SMALL} | spec
         replicas = tuple(ReplicaAssignment(rank=rank, devices=(place,)) for place, rank in enumerate(ranks))
         await self._send(
             StartAttempt(
-                **self._common(number), replicas=replicas, world_size=len(ranks), cpu_millis=1000, memory_bytes=2**30,
+                **(self._common(number) | {"valid_until_ms": valid_until_ms}), replicas=replicas, world_size=len(ranks), cpu_millis=1000, memory_bytes=2**30,
                 rendezvous=Rendezvous(address="127.0.0.1", port=_free_port()), seed=5, spec=body,
                 spec_digest="sha256:" + "0" * 64, model="cartpole",
             )
