@@ -24,6 +24,7 @@ from .replay import Recorded, RecordedInput, Recovered
 __all__ = ["Entry", "Header", "LogFile", "RecordedLogError", "read_file", "read_journal", "step_order"]
 
 Entry = Recovered | Recorded
+Order = tuple[tuple[int, int], ...]
 
 _FORMAT: Final = "opentinker recorded log 1"
 _CHUNK: Final = 500  # journal offsets read at a time
@@ -51,6 +52,9 @@ class InputSource(Protocol):
 
     async def read(self, topic: str, start: int, end: int) -> list[InputRecord]:
         """The records of [start, end); `start` never goes back."""
+
+    async def at(self, topic: str, offset: int) -> InputRecord:
+        """One record, wherever it stands."""
 
 
 async def read_journal(log: Log, inputs: InputSource, start: int | None = None, end: int | None = None) -> AsyncIterator[Entry]:
@@ -132,38 +136,54 @@ def _gone(positions: Mapping[str, InputSpan], oldest: Mapping[str, int]) -> str:
 
 async def _recorded(inputs: InputSource, before: Mapping[str, InputSpan], offset: int, record: JournalRecord) -> Recorded:
     by_topic: dict[str, list[InputRecord]] = {}
-    for topic, span in record.inputs.items():
-        known = before.get(topic)
-        if known is not None and known.through >= span.through:
+    for topic in INPUT_TOPICS:
+        known, span = before.get(topic), record.inputs.get(topic)
+        if span is None or (known is not None and known.through >= span.through):
             continue
         found = await inputs.read(topic, known.through + 1 if known else 0, span.through + 1)
-        if not found or (found[-1].offset, zlib.crc32(found[-1].value or b""), found[-1].append_time_ms) != (
-            span.through,
-            span.crc,
-            span.append_time_ms,
-        ):
+        last = found[-1] if found else None
+        if last is None or (last.offset, zlib.crc32(last.value or b""), last.append_time_ms) != (span.through, span.crc, span.append_time_ms):
             raise RecordedLogError(f"{topic} offset {span.through} is not the record that the journal folded: the topic was made anew, or cut")
         by_topic[topic] = found
-    order: tuple[tuple[int, int], ...] = getattr(record, "order", ())  # records of before that field say none
+    # A journal of before this field says no order: then as one batch is stepped, which may not be how it was.
+    order = record.order or tuple((INPUT_TOPICS.index(topic), found[-1].offset) for topic, found in by_topic.items())
+    ahead = [(INPUT_TOPICS[-1 - number], at) for number, at in order if number < 0]
+    early = {(topic, at): await inputs.at(topic, at) for topic, at in ahead}
+    stepped = step_order(by_topic, order, early, {topic: span.early for topic, span in before.items()})
     return Recorded(
         offset=offset,
         core_version=record.core_version,
-        inputs=tuple(RecordedInput.of(each) for each in step_order(by_topic, order)),
+        inputs=tuple(RecordedInput.of(each, record.inputs[each.topic].generation) for each in stepped),
         changes=record.changes,
         outputs=record.outputs,
-        ordered=bool(order) or len(by_topic) <= 1,
+        ordered=bool(record.order) or len(by_topic) <= 1,
     )
 
 
-def step_order(by_topic: Mapping[str, list[InputRecord]], order: tuple[tuple[int, int], ...]) -> Iterator[InputRecord]:
-    """The inputs of one record as they were stepped: run by run as `order` says, (index of the topic, last offset of the run); without it as one batch is."""
+def step_order(
+    by_topic: Mapping[str, list[InputRecord]],
+    order: Order,
+    early: Mapping[tuple[str, int], InputRecord],
+    known_early: Mapping[str, tuple[int, ...]],
+) -> Iterator[InputRecord]:
+    """The inputs of one record as they were stepped, run by run: (number of the topic, last offset of the run), or (-1 - number, one offset that came early).
+
+    `early`: those; `known_early`: offsets that earlier records have stepped so, which are passed over when their turn comes.
+    """
     taken = dict.fromkeys(by_topic, 0)
-    for number, through in order or [(INPUT_TOPICS.index(topic), records[-1].offset) for topic, records in by_topic.items()]:
-        topic = INPUT_TOPICS[number]
+    passed = {(topic, offset) for topic, offsets in known_early.items() for offset in offsets}
+    for number, through in order:
+        topic = INPUT_TOPICS[number if number >= 0 else -1 - number]
+        if number < 0:
+            passed.add((topic, through))
+            yield early[topic, through]
+            continue
         records = by_topic.get(topic, [])
         while taken.get(topic, 0) < len(records) and records[taken[topic]].offset <= through:
-            yield records[taken[topic]]
+            record = records[taken[topic]]
             taken[topic] += 1
+            if (topic, record.offset) not in passed:
+                yield record
     assert all(taken[topic] == len(records) for topic, records in by_topic.items()), "an order that leaves inputs out"
 
 

@@ -43,7 +43,7 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True, tag="recovered"):
     exact: bool
 
 
-class RecordedInput(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An input as it was read; a header may have no value."""
 
     topic: str
@@ -53,12 +53,13 @@ class RecordedInput(msgspec.Struct, frozen=True, kw_only=True):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    generation: int = 0  # of its topic, as the journal counts them
 
     @classmethod
-    def of(cls, record: InputRecord) -> RecordedInput:
+    def of(cls, record: InputRecord, generation: int = 0) -> RecordedInput:
         return cls(
             topic=record.topic, partition=record.partition, offset=record.offset, append_time_ms=record.append_time_ms, key=record.key,
-            value=record.value, headers=record.headers,
+            value=record.value, headers=record.headers, generation=generation,
         )  # fmt: skip
 
     def record(self) -> InputRecord:
@@ -152,7 +153,9 @@ class Replay:
             for change in result.changes:
                 stepped[change.kind, change.id] = change.value
                 last[change.kind, change.id] = record
-            outputs += [(record, output) for output in (*understood.letters, *encode_outputs(understood.item, result.outputs))]
+            outputs += [
+                (record, output) for output in (*understood.letters, *encode_outputs(understood.item, result.outputs, recorded_input.generation))
+            ]
         recorded = {(kind, id): decode_change((kind, id, value))[2] for kind, id, value in entry.changes}
         self._take(recorded)
         self.outcome.records += 1

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import click
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from opentinker.compose.runtime.kafka import read_range
 from opentinker.compose.runtime.settings import KafkaSettings, load_settings
 from opentinker.scheduler_stream.core.policy import CORE_VERSION
 from opentinker.scheduler_stream.errors import SchedulerError
 from opentinker.scheduler_stream.log import KafkaLog
-from opentinker.scheduler_stream.recorded_log import Entry, Header, LogFile, read_file, read_journal
+from opentinker.scheduler_stream.recorded_log import Entry, Header, LogFile, RecordedLogError, read_file, read_journal
 from opentinker.scheduler_stream.replay import Outcome, Recorded, Replay
 from opentinker.schemas.records import InputRecord
 from opentinker.schemas.topics import INPUT_TOPICS
@@ -160,14 +161,20 @@ class _ForwardReader:
 class _Inputs:
     """The scheduler's inputs of one partition, each by a reader of its own."""
 
-    def __init__(self, readers: Mapping[str, _ForwardReader]) -> None:
-        self._readers = readers
+    def __init__(self, settings: KafkaSettings, partition: int, readers: Mapping[str, _ForwardReader]) -> None:
+        self._settings, self._partition, self._readers = settings, partition, readers
 
     async def first(self, topic: str) -> int:
         return self._readers[topic].first
 
     async def read(self, topic: str, start: int, end: int) -> list[InputRecord]:
         return await self._readers[topic].read(start, end)
+
+    async def at(self, topic: str, offset: int) -> InputRecord:
+        found = await read_range(self._settings, topic, self._partition, offset, offset + 1)
+        if not found:
+            raise RecordedLogError(f"{topic} offset {offset} of partition {self._partition} holds no record any more")
+        return found[0]
 
 
 @asynccontextmanager
@@ -179,4 +186,4 @@ async def _inputs_of(settings: KafkaSettings, partition: int) -> AsyncIterator[_
             place = places[partition]
             first, end = await reader.beginning_offsets([place]), await reader.end_offsets([place])
             readers[topic] = _ForwardReader(reader, place, first[place], end[place])
-        yield _Inputs(readers)
+        yield _Inputs(settings, partition, readers)

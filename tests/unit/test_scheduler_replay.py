@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from opentinker.scheduler_stream.codec import InputSpan, JournalRecord, OwnerStarted, ReplayFrom, decode_record, encode_record
+from opentinker.scheduler_stream.codec import InputSpan, OwnerStarted, ReplayFrom, decode_record, encode_record
 from opentinker.scheduler_stream.core.state import Change, State
 from opentinker.scheduler_stream.core.step import step
 from opentinker.scheduler_stream.interpret import encode_outputs, interpret
@@ -162,6 +162,9 @@ class MemoryInputs:
     async def read(self, topic: str, start: int, end: int) -> list[InputRecord]:
         return [record for record in self.records[topic] if start <= record.offset < end]
 
+    async def at(self, topic: str, offset: int) -> InputRecord:
+        return next(record for record in self.records[topic] if record.offset == offset)
+
 
 class Scheduler(World):
     """A worker over a journal in memory: one record an input, or several when told to hold back."""
@@ -171,7 +174,7 @@ class Scheduler(World):
         self.log, self.inputs = MemoryLog(), MemoryInputs()
         self.positions: dict[str, InputSpan] = {}
         self.journal: Journal
-        self.holding = False
+        self.generation = 0
         self._changes: dict[tuple[str, str], Change] = {}
         self._outputs: list[Any] = []
 
@@ -196,13 +199,13 @@ class Scheduler(World):
         understood = interpret(item, 1)
         result = step(self.state, understood.item)
         self._changes.update(((change.kind, change.id), change) for change in result.changes)
-        self._outputs += [*understood.letters, *encode_outputs(understood.item, result.outputs)]
-        self.positions[topic] = InputSpan(offset, offset, zlib.crc32(value), self.now)
+        self._outputs += [*understood.letters, *encode_outputs(understood.item, result.outputs, self.generation)]
+        self.positions[topic] = InputSpan(offset, offset, zlib.crc32(value), self.now, self.generation)
         self.outputs.extend(result.outputs)
         return result
 
-    async def write(self) -> int:
-        offset = await self.journal.append(self.positions, list(self._changes.values()), self._outputs)
+    async def write(self, order: tuple[tuple[int, int], ...] = ()) -> int:
+        offset = await self.journal.append(self.positions, list(self._changes.values()), self._outputs, order)
         self._changes, self._outputs = {}, []
         return offset
 
@@ -296,19 +299,52 @@ def test_the_order_within_a_record() -> None:
     def records(topic: str, *offsets: int) -> list[InputRecord]:
         return [InputRecord(topic=topic, partition=0, offset=at, append_time_ms=1, key=None, value=b"", headers=()) for at in offsets]
 
-    inputs = {REPORTS: records(REPORTS, 4, 5, 7), COMMANDS: records(COMMANDS, 1, 2)}
-    order = ((1, 5), (0, 1), (1, 7), (0, 2))
-    assert [(each.topic, each.offset) for each in step_order(inputs, order)] == [
-        (REPORTS, 4), (REPORTS, 5), (COMMANDS, 1), (REPORTS, 7), (COMMANDS, 2),
+    inputs = {REPORTS: records(REPORTS, 4, 5, 7), COMMANDS: records(COMMANDS, 1, 2, 3)}
+    order = ((1, 5), (-1, 3), (-1, 9), (0, 1), (1, 7), (0, 3))
+    early = {(COMMANDS, at): records(COMMANDS, at)[0] for at in (3, 9)}
+    assert [(each.topic, each.offset) for each in step_order(inputs, order, early, {REPORTS: (4, 8)})] == [
+        (REPORTS, 5), (COMMANDS, 3), (COMMANDS, 9), (COMMANDS, 1), (REPORTS, 7), (COMMANDS, 2),
     ]  # fmt: skip
-    assert [each.offset for each in step_order({topic: inputs[topic] for topic in INPUT_TOPICS if topic in inputs}, ())] == [1, 2, 4, 5, 7]
-    assert isinstance(decode_record(encode_record(_record())), JournalRecord)
 
 
-def _record() -> JournalRecord:
-    return JournalRecord(
-        owner_epoch=0, core_version=1, inputs={}, changes=(), outputs=(), replay_from=ReplayFrom(), published_fast=-1, published_status=-1
-    )  # fmt: skip
+async def test_the_order_of_a_journal_is_followed_and_without_it_the_doubt_is_said() -> None:
+    """Commands that wait while heartbeats are held back; a cancellation that is stepped ahead of them."""
+    made = await scheduler()
+    for ordered in (True, False):
+        start = made.log.end
+        made.alive("n", after_ms=4000)
+        first, second = made.submit(f"a-{start}"), made.submit(f"b-{start}")
+        made.tick(5)
+        made.cancel(first)
+        made.alive("n", after_ms=3000)
+        commands, reports = made.inputs.records[COMMANDS], made.inputs.records[REPORTS]
+        cancel, beats = commands[-1].offset, [record.offset for record in reports[-5:]]
+        # As if the cancellation stood behind another submission, and had been taken early.
+        order = ((1, beats[0]), (0, cancel - 1), (1, beats[3]), (-1, cancel), (1, beats[4]))
+        span = made.positions[COMMANDS]
+        before = commands[cancel - 1]
+        made.positions[COMMANDS] = InputSpan(cancel - 1, cancel - 1, zlib.crc32(before.value or b""), before.append_time_ms, early=(cancel,))
+        await made.write(order if ordered else ())
+        made.positions[COMMANDS] = span
+        made.cancel(second)  # in its order, behind the one that came early
+        await made.write(((0, cancel + 1),))
+        outcome = replayed(await entries_of(made, start))
+        if ordered:
+            assert outcome.difference is None, outcome.difference.text()
+            assert outcome.hash == made.state.hash()
+        else:
+            assert outcome.difference is not None
+            assert "does not say in which order they were stepped" in outcome.difference.text()
+
+
+async def test_outputs_of_an_adopted_topic_have_ids_of_their_generation() -> None:
+    made = await scheduler()
+    start = made.log.end
+    made.generation = 2
+    made.submit("adopted")
+    await made.write()
+    outcome = replayed(await entries_of(made, start))
+    assert (outcome.difference, outcome.outputs > 0) == (None, True)
 
 
 def test_a_state_rebuilt_has_the_same_hash() -> None:
