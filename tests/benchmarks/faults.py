@@ -1,7 +1,8 @@
 """`make bench-faults`: the fault campaign. Every step of the scheduler's cycle and takeover, killed and stopped; every service, killed, stopped and away.
 
-Says of each fault how often it was tried and how often it was seen to bite, and what the checker found afterwards. FAULTS_MINUTES bounds each of the two
-parts (default 30), FAULTS_ROUNDS the repetitions (default 5 and 3). `python tests/benchmarks/faults.py scheduler|services` runs one of them.
+Between them, 200 takeovers after kill -9, one at a time. Says of each fault how often it was tried and how often it was seen to bite, and what the
+checker found afterwards. FAULTS_MINUTES bounds the campaigns (default 30 each), FAULTS_ROUNDS the repetitions.
+`python tests/benchmarks/faults.py scheduler|takeovers|services` runs one part.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -17,14 +19,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from campaign import Fault, takeover_times
-from drill import Drill, drill
+from campaign import Fault, takeover_times, worker_name
+from checker import Checked, check, marks
+from drill import Drill, drained, drill
 from failpoints import NAMES
+from fleet import Fleet, Submitter, pools_of
 from opentinker.compose.local.home import Home
 from opentinker.compose.local.layout import UpOptions, settings_of
 from opentinker.compose.local.progress import SilentProgress
 from opentinker.compose.local.stack import down, up
+from opentinker.compose.runtime.settings import KafkaSettings
 from report import Figure, quantile, report
+from scheduler_process import Worker
 from service_drill import CHECKPOINT_EVERY_S, FAULTS, ServiceDrill, ServiceReport
 
 _MINUTES = float(os.environ.get("FAULTS_MINUTES", "30"))
@@ -52,7 +58,7 @@ def _scheduler_figures(done: Drill) -> list[Figure]:
     checked, said = done.checked, sum((outcome.said for outcome in done.outcomes), Counter[str]())
     for problem in checked.problems:
         print(f"PROBLEM {problem}")
-    times = takeover_times(done.outcomes, checked)
+    times = takeover_times(((each.bit_at, each.worker, each.partition) for each in done.outcomes if each.bit_at), checked)
     return [
         Figure(name="scheduler faults that bit", value=sum(bool(o.bit_at) for o in done.outcomes), unit="faults", beside=("tried", len(done.outcomes))),
         Figure(name="accepted jobs", value=checked.accepted, unit="jobs", beside=("ended exactly once", sum(checked.ended.values()))),
@@ -67,6 +73,53 @@ def _scheduler_figures(done: Drill) -> list[Figure]:
         Figure(name="inputs sent twice", value=done.sent_again, unit=""),
         Figure(name="outsiders' transactions on the inputs", value=done.holes, unit=""),
     ]  # fmt: skip
+
+
+def takeovers(home: Path, rounds: int) -> list[Figure]:
+    """kill -9 of an owner, again and again, each time once everything is owned again."""
+    settings = settings_of(home)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENTINKER_")} | {"OPENTINKER_HOME": str(home)}
+    ends, checked = asyncio.run(_kill_owners(settings.kafka, environment, home / "drill", rounds))
+    for problem in checked.problems:
+        print(f"PROBLEM {problem}")
+    times = takeover_times(ends, checked)
+    session_s = settings.scheduler.session_timeout_s
+    return [
+        Figure(name=f"takeovers after kill -9, under {_JOBS_PER_S} jobs/s", value=len(times), unit="", goal=200, at_least=True),
+        Figure(name="jobs lost, run twice or held (checker)", value=len(checked.problems), unit="", goal=0, beside=("accepted", checked.accepted)),
+        Figure(name="accepted jobs that ended exactly once", value=sum(checked.ended.values()), unit="jobs", goal=checked.accepted, at_least=True),
+        Figure(name="takeover p50", value=quantile(times, 0.5), unit="s", beside=("of it session timeout, s", session_s)),
+        Figure(name="takeover p95", value=quantile(times, 0.95), unit="s", goal=10, beside=("of it session timeout, s", session_s)),
+        Figure(name="longest takeover", value=max(times, default=0.0), unit="s"),
+    ]
+
+
+async def _kill_owners(
+    settings: KafkaSettings, environment: dict[str, str], directory: Path, rounds: int
+) -> tuple[list[tuple[float, str, int | None]], Checked]:  # fmt: skip
+    pools, since = pools_of(settings.partitions, "takeover"), await marks(settings)
+    workers = [Worker(environment, directory / f"worker-{number}.log") for number in range(2)]
+    ends: list[tuple[float, str, int | None]] = []
+    async with Fleet(settings, pools, nodes=2) as fleet, Submitter(settings, pools) as submitter:
+        await asyncio.sleep(10)
+        load = asyncio.create_task(submitter.at_rate(_JOBS_PER_S, 10**9))
+        try:
+            for number in range(rounds):
+                await asyncio.sleep(4)
+                victim = workers.pop(0)
+                ends.append((time.time(), worker_name(victim), None))
+                victim.signal(signal.SIGKILL)
+                await asyncio.sleep(9)  # the session timeout, and what a takeover takes
+                await asyncio.to_thread(victim.stop)
+                workers.append(Worker(environment, directory / f"worker-{number + 2}.log"))
+                if number % 10 == 9:
+                    _say(f"{number + 1} of {rounds} owners killed")
+        finally:
+            load.cancel()
+        await drained(fleet, submitter)
+        for worker in workers:
+            await asyncio.to_thread(worker.stop)
+        return ends, await check(settings, since, pools, fleet.runs)
 
 
 def services(home: Path, rounds: int) -> list[Figure]:
@@ -102,15 +155,17 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    parts = sys.argv[1:] or ["scheduler", "services"]
+    parts = sys.argv[1:] or ["scheduler", "takeovers", "services"]
     figures: list[Figure] = []
     for part in parts:
-        rounds = int(os.environ.get("FAULTS_ROUNDS", "5" if part == "scheduler" else "3"))
+        rounds = int(os.environ.get("FAULTS_ROUNDS", {"scheduler": "5", "takeovers": "55", "services": "3"}[part]))
         home = Home(Path(tempfile.mkdtemp(prefix=f"opentinker-faults-{part}-")))
         (home.root / "drill").mkdir(parents=True)
         try:
-            up(home, UpOptions(only=("kafka",) if part == "scheduler" else (), usual_ports=False, ends_with_caller=True), SilentProgress())
-            figures += scheduler(home.root, rounds) if part == "scheduler" else services(home.root, rounds)
+            # Twice as many partitions for the takeovers: each kill moves four of them.
+            os.environ["OPENTINKER_KAFKA__PARTITIONS"] = "8" if part == "takeovers" else "4"
+            up(home, UpOptions(only=() if part == "services" else ("kafka",), usual_ports=False, ends_with_caller=True), SilentProgress())
+            figures += {"scheduler": scheduler, "takeovers": takeovers, "services": services}[part](home.root, rounds)
         finally:
             down(home, SilentProgress())
             shutil.rmtree(home.root, ignore_errors=True)

@@ -13,7 +13,7 @@ import signal
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from opentinker.scheduler_stream.core.policy import CORE_VERSION
 from opentinker.schemas.topics import INPUT_TOPICS, JOURNAL
 from scheduler_process import Worker
 
-__all__ = ["Fault", "Outcome", "SchedulerCampaign", "owned_partitions", "takeover_times"]
+__all__ = ["Fault", "Outcome", "SchedulerCampaign", "owned_partitions", "takeover_times", "worker_name"]
 
 _BITE_TIMEOUT_S = 30.0
 # What an owner would write that lost its partition long ago: void, since its epoch is nobody's.
@@ -55,7 +55,8 @@ class Outcome:
 
     fault: Fault
     bit_at: float = 0.0
-    owned: tuple[int, ...] = ()  # partitions of the victim when it bit
+    partition: int | None = None  # whose cycle or takeover it was in
+    worker: str = ""  # as it calls itself in the journal
     ended: str = ""  # exit status, or `member again`
     said: Counter[str] = field(default_factory=Counter)  # what the victim's log names: SupersededError, ProducerFenced, ...
 
@@ -116,8 +117,7 @@ class SchedulerCampaign:
         if not found:
             outcome.ended = f"did not bite, exit {victim.stop()}"
             return outcome
-        at_work = {found[0]["partition"]} - {None}
-        outcome.bit_at, outcome.owned = found[0]["time"], tuple(sorted(at_work | set(owned_partitions(victim))))
+        outcome.bit_at, outcome.partition, outcome.worker = found[0]["time"], found[0]["partition"], worker_name(victim)
         ending = asyncio.create_task(self._see_off(victim, outcome))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
@@ -189,14 +189,22 @@ def owned_partitions(worker: Worker) -> list[int]:
     return [json.loads(line)["partition"] for line in worker.path.read_text().splitlines() if '"partition owned"' in line]
 
 
-def takeover_times(outcomes: list[Outcome], checked: Checked) -> list[float]:
-    """Seconds from each fault to the first record of the partition's next owner, for every partition that the victim owned."""
+def worker_name(worker: Worker) -> str:
+    """What a worker calls itself, by its own log."""
+    return next((name for line in worker.path.read_text().splitlines() if line.startswith("{") and (name := json.loads(line).get("worker"))), "")
+
+
+def takeover_times(ends: Iterable[tuple[float, str, int | None]], checked: Checked) -> list[float]:
+    """Seconds from the end of a worker to the first record of the next owner, for every partition it owned by the journal.
+
+    `ends`: (wall-clock seconds, the worker's name, a partition that it was about to own, if any).
+    """
     found = []
-    for outcome in outcomes:
-        for partition in outcome.owned if outcome.bit_at else ():
-            later = [stamp / 1000 for (owned, _), stamp in checked.first_records.items() if owned == partition and stamp / 1000 > outcome.bit_at]
-            epochs = [stamp / 1000 for owned, _, stamp in checked.owners if owned == partition and stamp / 1000 > outcome.bit_at]
-            # A worker that was stopped may still come first with a record of its own; only a newer OwnerStarted makes an owner.
-            if epochs and (after := [stamp for stamp in later if stamp >= min(epochs)]):
-                found.append(min(after) - outcome.bit_at)
+    for at, worker, about in ends:
+        newest = {partition: owner for partition, _, stamp, owner in sorted(checked.owners, key=lambda entry: entry[2]) if stamp / 1000 <= at}
+        for partition in {partition for partition, owner in newest.items() if owner == worker} | ({about} - {None}):
+            next_owners = [offset for owned, offset, stamp, owner in checked.owners if owned == partition and stamp / 1000 > at and owner != worker]
+            wrote = [checked.first_records[partition, offset] / 1000 for offset in next_owners if (partition, offset) in checked.first_records]
+            if wrote:
+                found.append(min(wrote) - at)
     return found

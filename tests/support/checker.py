@@ -46,7 +46,7 @@ class Checked:
     outputs: int = 0
     repeated: int = 0  # records that were published again under their id
     voids: int = 0
-    owners: list[tuple[int, int, int]] = field(default_factory=list)  # (partition, journal offset, broker ms) of every OwnerStarted
+    owners: list[tuple[int, int, int, str]] = field(default_factory=list)  # (partition, journal offset, broker ms, worker) of every OwnerStarted
     first_records: dict[tuple[int, int], int] = field(default_factory=dict)  # (partition, owner epoch) → broker ms of that owner's first record
 
     def complain(self, text: str) -> None:
@@ -130,7 +130,7 @@ async def _journal(
             if each.offset < began:
                 continue
             if isinstance(record, OwnerStarted):
-                result.owners.append((partition, each.offset, each.append_time_ms))
+                result.owners.append((partition, each.offset, each.append_time_ms, record.worker))
             elif isinstance(record, JournalRecord):
                 result.first_records.setdefault((partition, record.owner_epoch), each.append_time_ms)
                 wanted.update({(output.topic, _id(output)): zlib.crc32(output.value) for output in record.outputs if not is_status(output)})

@@ -14,7 +14,7 @@ from checker import Checked, check, marks
 from fleet import Fleet, Submitter, pools_of
 from opentinker.compose.runtime.settings import KafkaSettings
 
-__all__ = ["Drill", "drill"]
+__all__ = ["Drill", "drained", "drill"]
 
 _DRAIN_TIMEOUT_S = 60.0
 
@@ -53,7 +53,7 @@ async def drill(
                     await campaign.run(faults, began + time_s)
                 finally:
                     load.cancel()
-            await _drained(fleet, submitter)
+            await drained(fleet, submitter)
         finally:
             standby_exit = await campaign.stop()
         checked = await check(settings, since, pools, fleet.runs)
@@ -64,7 +64,7 @@ async def drill(
     )  # fmt: skip
 
 
-async def _drained(fleet: Fleet, submitter: Submitter) -> None:
+async def drained(fleet: Fleet, submitter: Submitter) -> None:
     """Until every job was run and nothing moves any more; what is left then is for the checker to find."""
     deadline = time.monotonic() + _DRAIN_TIMEOUT_S
     while time.monotonic() < deadline:
