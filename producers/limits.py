@@ -33,7 +33,7 @@ class QueueLimits:
     async def run(self) -> None:
         """Ask until cancelled. What was known stays known while the replica is away."""
         while True:
-            with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
                 await self._ask()
             await asyncio.sleep(_INTERVAL_S)
 

@@ -21,13 +21,13 @@ from opentinker.compose.runtime.metrics import gauge
 from opentinker.compose.runtime.secrets import read_secret
 from opentinker.compose.runtime.settings import Settings
 from opentinker.schemas.access import INGRESS_GROUP
-from opentinker.schemas.topics import REQUESTS, tenant_requests
 
 from ..core.requests import Authority
 from ..core.signature import BOOTSTRAP_KEY_ID
 from ..environments import environment_ids
 from ..limits import QueueLimits
 from ..live import LiveFeed
+from .doors import Doors
 from .handler import RequestHandler
 
 __all__ = ["main"]
@@ -47,8 +47,9 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
     environments = environment_ids()
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(_producer(settings))
-        membership = _Membership()
-        reader = await stack.enter_async_context(_consumer(settings, membership))
+        membership, doors = _Membership(), Doors(settings)
+        await doors.look()
+        reader = await stack.enter_async_context(_consumer(settings, doors, membership))
         feed = LiveFeed(settings.kafka, "ingress-view", tails=False)
         tasks = [asyncio.create_task(feed.run())]
         stack.push_async_callback(_end, tasks)
@@ -62,13 +63,14 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
         handler = RequestHandler(
             partitions=settings.kafka.partitions, authority=authority, environments=environments, feed=feed, limits=limits, producer=sender
         )
-        namespaces = {"trusted_namespaces": sorted(authority.trusted_namespaces), "namespaces": sorted(settings.ingress.namespaces)}
-        structlog.get_logger().info("ingress started", **namespaces)
-        await _answer_until(stop, reader, handler)
+        structlog.get_logger().info("ingress started", trusted_namespaces=sorted(authority.trusted_namespaces), topics=doors.topics)
+        await _answer_until(stop, reader, handler, doors, membership)
 
 
-async def _answer_until(stop: asyncio.Event, reader: AIOKafkaConsumer, handler: RequestHandler) -> None:
+async def _answer_until(stop: asyncio.Event, reader: AIOKafkaConsumer, handler: RequestHandler, doors: Doors, membership: _Membership) -> None:
     while not stop.is_set():
+        if await doors.look():
+            reader.subscribe(doors.topics, listener=membership)
         found = await reader.getmany(timeout_ms=_POLL_MS, max_records=_BATCH)
         records = [input_record(record) for batch in found.values() for record in batch]
         if not records:
@@ -143,9 +145,9 @@ async def _producer(settings: Settings) -> AsyncIterator[AIOKafkaProducer]:
 
 
 @contextlib.asynccontextmanager
-async def _consumer(settings: Settings, membership: _Membership) -> AsyncIterator[AIOKafkaConsumer]:
+async def _consumer(settings: Settings, doors: Doors, membership: _Membership) -> AsyncIterator[AIOKafkaConsumer]:
     reader = consumer(settings.kafka, "ingress", INGRESS_GROUP)
-    reader.subscribe([REQUESTS, *map(tenant_requests, settings.ingress.namespaces)], listener=membership)
+    reader.subscribe(doors.topics, listener=membership)
     await reader.start()
     try:
         yield reader

@@ -18,8 +18,8 @@ import httpx
 import pytest
 from aiokafka.errors import TopicAuthorizationFailedError
 from bad_manifests import good_manifest
-from opentinker.compose.runtime import kafka
-from opentinker.schemas.access import principal
+from opentinker.compose.runtime import access, kafka
+from opentinker.schemas.access import principal, roles
 from opentinker.schemas.messages import (
     CancelJob,
     CancelTrainingJob,
@@ -56,6 +56,7 @@ from secure_services import API_KEY, everything
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 NAMESPACE, OTHER = "team-a", "team-b"
+LATER = "team-late"  # the ingress is to read its requests before there is a topic for them
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +67,10 @@ async def granted(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Acc
         yield made
 
 
-async def ask_as_tenant(granted: Access, name: str) -> JobAccepted | JobRejected:
+async def ask_as_tenant(granted: Access, name: str, namespace: str = NAMESPACE) -> JobAccepted | JobRejected:
     """Publish a request with the tenant's own login, and read the answer with it."""
-    ce_id, settings = uuid.uuid4().hex, granted.of(f"tenant-{NAMESPACE}")
-    replies = TopicReader(settings, tenant_replies(NAMESPACE), partitions=1)
+    ce_id, settings = uuid.uuid4().hex, granted.of(f"tenant-{namespace}")
+    replies = TopicReader(settings, tenant_replies(namespace), partitions=1)
     await replies.start()
     sender = kafka.producer(settings, "their-system")
     await sender.start()
@@ -79,9 +80,9 @@ async def ask_as_tenant(granted: Access, name: str) -> JobAccepted | JobRejected
         document = good_manifest(name)
         document["metadata"] = {"name": name}
         document["spec"] |= {"replicas": 1, "resources": {"cpu": 1, "gpu": 1}}
-        await sender.send_and_wait(tenant_requests(NAMESPACE), json.dumps(document).encode(), headers=said)
+        await sender.send_and_wait(tenant_requests(namespace), json.dumps(document).encode(), headers=said)
         answers = await replies.until(lambda seen: [each.message for each in seen if each.message.request.ce_id == ce_id])
-        await sender.send_and_wait(tenant_requests(NAMESPACE), b"no manifest", headers=[(key, text) for key, text in said if key != "ce_id"])
+        await sender.send_and_wait(tenant_requests(namespace), b"no manifest", headers=[(key, text) for key, text in said if key != "ce_id"])
     finally:
         await sender.stop()
         await replies.stop()
@@ -94,7 +95,7 @@ async def test_a_tenants_job_runs_to_its_end_with_everybody_under_its_own_user(s
     agent = Publisher(granted.of("agent"), "default")
     await agent.start()
     try:
-        async with everything(stack, granted, tmp_path, [NAMESPACE, OTHER]) as http, FakeNode(granted.of("agent"), agent, "node-1"):
+        async with everything(stack, granted, tmp_path, [NAMESPACE, OTHER, LATER]) as http, FakeNode(granted.of("agent"), agent, "node-1"):
             accepted = await ask_as_tenant(granted, "cartpole")
             assert isinstance(accepted, JobAccepted), accepted
             uid = accepted.job_uid
@@ -105,6 +106,7 @@ async def test_a_tenants_job_runs_to_its_end_with_everybody_under_its_own_user(s
             await administer(granted, tmp_path)
             await limit(granted, tmp_path, http)
             await watch(granted)
+            await come_late(granted, http["ingress"])
     finally:
         await agent.stop()
     ours = {role.principal for role in granted.roles}
@@ -185,9 +187,22 @@ async def limit(granted: Access, home: Path, http: dict[str, httpx.AsyncClient])
     await eventually(lambda: command(environment, "limits", "list", "-o", "json"), lambda text: json.loads(text) == [])
 
 
-async def eventually(ask: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool]) -> Any:
+async def come_late(granted: Access, ingress: httpx.AsyncClient) -> None:
+    """A tenant whose topics are made when the ingress already runs: it was left out so far, and is answered from now on."""
+    unread = "opentinker_ingress_tenants_unreadable 1.0"
+    assert unread in (await ingress.get("/metrics")).text
+    names, admin = [NAMESPACE, OTHER, LATER], granted.broker.settings()
+    assert tenant_requests(LATER) in await kafka.ensure_topics(admin, names)
+    added = access.passwords(granted.broker.directory / "passwords", [principal(f"tenant-{LATER}")])
+    await access.apply(admin, roles(names), added)
+    await eventually(lambda: ingress.get("/metrics"), lambda page: unread not in page.text, seconds=60)
+    granted.passwords.update(added)
+    assert isinstance(await ask_as_tenant(granted, "late", LATER), JobAccepted)
+
+
+async def eventually(ask: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool], seconds: int = 30) -> Any:
     """The answer once it is as it should be: views lag by some seconds."""
-    for _ in range(60):
+    for _ in range(2 * seconds):
         answer = await ask()
         if holds(answer):
             return answer
