@@ -75,7 +75,7 @@ async def _contradiction(inputs: Inputs, topic: str, span: InputSpan) -> str | N
     if first > span.through:
         return None  # the record itself is past its retention; nothing behind it is missing
     records = await inputs.read(topic, span.through, span.through + 1)
-    if not records or span_of(records[0], span.first, span.generation) != span:
+    if not records or (span_of(records[0], span.first).crc, records[0].append_time_ms) != (span.crc, span.append_time_ms):
         return f"{topic} offset {span.through} is not the record that the journal folded: the topic was made anew"
     return None
 

@@ -6,6 +6,7 @@ SchedulerError
 ├── AppendTimeoutError   no answer from the journal in time; the outcome is unknown until recovery reads it
 ├── TruncatedError       the journal ends before an offset that was written: it was cut short or made anew under our feet
 ├── UnreadableError      the journal does not hand out what it holds: an outsider's transaction is open on it, or the broker is slow
+├── StuckError           something makes no headway, and nothing failed
 ├── PublishTimeoutError  no answer for outputs in time; recovery publishes them again under the same ids
 └── RecordTooLargeError  one step makes more than a journal record may hold: a defect, since every input is bounded
 """
@@ -18,6 +19,7 @@ __all__ = [
     "RecordTooLargeError",
     "RefusedError",
     "SchedulerError",
+    "StuckError",
     "SupersededError",
     "TruncatedError",
     "UnreadableError",
@@ -46,6 +48,10 @@ class TruncatedError(SchedulerError):
 
 class UnreadableError(SchedulerError):
     """Reading the journal made no headway within its bound."""
+
+
+class StuckError(SchedulerError):
+    """The watchdog has told what, and since when."""
 
 
 class PublishTimeoutError(SchedulerError):

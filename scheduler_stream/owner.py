@@ -20,6 +20,9 @@ from .recovery import Fold, find_replay_from
 __all__ = ["Ownership", "take_over", "verify_inputs"]
 
 
+_READ_RECORDS = 5_000  # journal records read at a time, each part within the log's own bound
+
+
 @dataclass(frozen=True, slots=True)
 class Ownership:
     journal: Journal
@@ -27,18 +30,22 @@ class Ownership:
 
 
 async def take_over(
-    log: Log, inputs: Inputs, topics: tuple[str, ...], *, partition: int, worker: str, boot_id: str, fence: Callable[[], Awaitable[None]]
-) -> Ownership:
+    log: Log, inputs: Inputs, topics: tuple[str, ...], *, partition: int, worker: str, boot_id: str, fence: Callable[[], Awaitable[None]],
+    on_progress: Callable[[], None] = lambda: None,
+) -> Ownership:  # fmt: skip
     """Become the owner. Raises RefusedError when the logs contradict each other, SupersededError when another worker was faster."""
     await fence()
+    on_progress()
     found = await find_replay_from(log)
     if lost := await journal_contradiction(log, inputs, topics, found):
         raise RefusedError(f"{lost}. {_remedy(partition)}")
     started = OwnerStarted(worker=worker, boot_id=boot_id, core_version=CORE_VERSION, replay_from=found.replay_from)
     epoch = await log.append(encode_record(started))
     fold = Fold(owner_epoch=found.replay_from.owner_epoch, replay_from=found.replay_from)
-    for entry in await log.read(found.replay_from.offset, epoch + 1):
-        fold.apply(entry)
+    for start in range(found.replay_from.offset, epoch + 1, _READ_RECORDS):
+        for entry in await log.read(start, min(epoch + 1, start + _READ_RECORDS)):
+            fold.apply(entry)
+        on_progress()
     if fold.owner_epoch != epoch:
         raise SupersededError(f"a newer owner started at journal offset {fold.owner_epoch}")
     await verify_inputs(inputs, fold.positions, partition)

@@ -29,12 +29,12 @@ from opentinker.schemas.topics import INPUT_TOPICS, REPORTS
 from .cycle import JOBS, PartitionCycle, close_bounded
 from .errors import SchedulerError
 from .interpret import SOURCE
+from .watchdog import Watchdog, end_within, guard_loop
 
 __all__ = ["Worker"]
 
-_READY_TIMEOUT_S = 120.0  # a takeover that takes longer hangs: exit and let a supervisor start anew
+_END_S = 25.0  # letting partitions go (10 s), closing clients, and what the interpreter waits for; supervisors kill at 30
 _CLOSE_S = 8.0  # Faust leaves its group; the whole stop is bounded at 20 s by the service
-_STUCK_TIMEOUT_S = 60.0  # ticks come every second; a partition that steps none for this long does not read
 
 OWNED = metrics.gauge("scheduler_partitions_owned", "Partitions this worker owns")
 
@@ -78,17 +78,19 @@ class Worker:
         ticker = kafka.producer(self._settings.kafka, f"{self._id}-ticks")
         await ticker.start()
         ticking = asyncio.create_task(self._tick(ticker))
+        watching = asyncio.create_task(Watchdog(self._settings.kafka, self._id, self._cycles).run())
         stopped = asyncio.create_task(stop.wait())
         try:
             await self._app.start()
-            endings: set[asyncio.Future[Any]] = {stopped, self._failed, ticking}
+            endings: set[asyncio.Future[Any]] = {stopped, self._failed, ticking, watching}
             await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
-            for finished in (ticking, self._failed):
+            for finished in (self._failed, watching, ticking):
                 if finished.done():
                     finished.result()
         finally:
-            ticking.cancel()
-            stopped.cancel()
+            end_within(_END_S)
+            for task in (ticking, watching, stopped):
+                task.cancel()
             await self._let_go(list(self._cycles))
             await close_bounded(self._app.stop(), ticker.stop(), timeout_s=_CLOSE_S)
 
@@ -112,6 +114,7 @@ class Worker:
             topic_allow_declare=False,
             topic_disable_leader=True,
             web_enabled=False,
+            broker_client_id=self._id,  # by which the watchdog finds it in its group
             broker_commit_interval=0.5,
             broker_session_timeout=self._settings.scheduler.session_timeout_s,
             broker_heartbeat_interval=self._settings.scheduler.session_timeout_s / 4,
@@ -165,22 +168,13 @@ class Worker:
             self._failed.set_exception(error)
 
     async def _tick(self, producer: Any) -> None:
-        """Publish ticks to owned partitions, and watch that they come back."""
-        began: dict[int, float] = {}
+        """Publish ticks to owned partitions. That they come back is the watchdog's business."""
         while True:
             await asyncio.sleep(self._settings.scheduler.tick_interval_s)
-            now = time.monotonic()
+            guard_loop()
             for partition, cycle in list(self._cycles.items()):
-                began.setdefault(partition, now)
-                if not cycle.ready.is_set():
-                    if now - began[partition] > _READY_TIMEOUT_S:
-                        raise SchedulerError(f"partition {partition} was not taken over within {_READY_TIMEOUT_S:.0f} s")
-                    continue
-                if now - cycle.last_step_at > _STUCK_TIMEOUT_S:
-                    raise SchedulerError(f"partition {partition} has stepped nothing for {_STUCK_TIMEOUT_S:.0f} s, not even its own ticks")
-                await self._send_tick(producer, partition)
-            for partition in set(began) - set(self._cycles):
-                del began[partition]
+                if cycle.ready.is_set():
+                    await self._send_tick(producer, partition)
             self._count_jobs()
 
     async def _send_tick(self, producer: Any, partition: int) -> None:

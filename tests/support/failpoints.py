@@ -22,6 +22,8 @@ Environment of the launcher:
     FAILPOINT_PARTITION  only hits of this partition count (default: any)
     FAILPOINT_LOG        file that gets one JSON line {failpoint, action, pid, time, hit, partition} right before acting, synced to disk
     CORE_VERSION         the core version that this worker believes to be (for upgrades and rollbacks)
+    WATCHDOG             bounds of the watchdog in seconds, as JSON: {"STUCK_S": 3, "OBSERVE_S": 0.5}
+    SICK                 how the worker stands still although nothing fails: no_ticks, no_delivery, frozen_consumer
 """
 
 from __future__ import annotations

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import json
 import os
 import runpy
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -92,7 +95,7 @@ def install(points: Failpoints) -> None:
 
         return wrapped
 
-    def record_with_outputs(_journal: Any, _positions: Any, _changes: Any, outputs: Any) -> bool:
+    def record_with_outputs(_journal: Any, _positions: Any, _changes: Any, outputs: Any, *_: Any, **__: Any) -> bool:
         return bool(outputs)
 
     def fast_outputs(_lane: Any, _offset: int, outputs: Any) -> bool:
@@ -118,11 +121,59 @@ def install(points: Failpoints) -> None:
     wrap(cycle.PartitionCycle, "stop", knowing_its_partition)
 
 
+def fall_sick(how: str) -> None:
+    """Stand still, and let nothing fail. Each begins some seconds after the start, when the worker has been well."""
+    from opentinker.scheduler_stream import cycle, shell
+
+    well_until = time.monotonic() + 8
+
+    def stop_when_sick(original: Method) -> Method:
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if time.monotonic() > well_until:
+                await asyncio.Event().wait()
+            return await original(*args, **kwargs)
+
+        return wrapped
+
+    def skip_when_sick(original: Method) -> Method:
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return None if time.monotonic() > well_until else await original(*args, **kwargs)
+
+        return wrapped
+
+    if how == "no_ticks":
+        wrap(shell.Worker, "_send_tick", skip_when_sick)
+    elif how == "no_delivery":
+        wrap(cycle.PartitionCycle, "deliver", stop_when_sick)
+    elif how == "frozen_consumer":
+        original = shell._CommittedConsumerThread._create_worker_consumer
+
+        def frozen(self: Any, transport: Any) -> Any:
+            self.thread_loop.call_later(8, time.sleep, 3600)
+            return original(self, transport)
+
+        shell._CommittedConsumerThread._create_worker_consumer = frozen  # type: ignore[method-assign]
+    else:
+        raise SystemExit(f"SICK={how}: use no_ticks, no_delivery or frozen_consumer")
+
+
+def bound_watchdog(bounds: dict[str, float]) -> None:
+    from opentinker.scheduler_stream import watchdog
+
+    for name, seconds in bounds.items():
+        getattr(watchdog, name)  # a bound that is gone or renamed is an error here
+        setattr(watchdog, name, seconds)
+
+
 if __name__ == "__main__":
     if version := os.environ.get("CORE_VERSION"):
         from opentinker.scheduler_stream.core import policy
 
         policy.CORE_VERSION = int(version)  # type: ignore[misc]
+    if bounds := os.environ.get("WATCHDOG"):
+        bound_watchdog(json.loads(bounds))
+    if how := os.environ.get("SICK"):
+        fall_sick(how)
     if told := Failpoints.from_environment():
         install(told)
     sys.argv = ["opentinker.scheduler_stream"]
