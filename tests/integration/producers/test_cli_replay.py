@@ -29,11 +29,14 @@ async def test_a_journal_of_two_workers_replays_the_same_and_so_does_its_file(st
     start = (await end_offsets(stack.settings.kafka, JOURNAL, [publisher.partition]))[publisher.partition]
     async with FakeNode(stack.settings.kafka, publisher, f"n-{publisher.pool}", gpus=4):
         for turn in range(2):
-            # Before the worker is there: it reads them as it takes over, topic by topic.
+            # Some before the worker is there, some while heartbeats and ticks are held back for a record of their own.
             uids = {await publisher.submit(f"job-{turn}-{number}", replicas=1 + number % 3) for number in range(12)}
             worker = Worker(stack.environment(), tmp_path / f"worker-{turn}.log")
             try:
                 await statuses(stack.settings.kafka, uids)
+                for number in range(3):
+                    await asyncio.sleep(2.3)
+                    await statuses(stack.settings.kafka, {await publisher.submit(f"late-{turn}-{number}")})
             finally:
                 assert worker.stop() == 0, worker.path.read_text()[-2000:]
     await publisher.stop()
