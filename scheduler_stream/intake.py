@@ -29,7 +29,7 @@ _WAITING_MAX = 1_024  # records of one topic in memory; what comes above is read
 _PIECE = 1_000  # offsets read at a time
 _FAR = 1_000  # commands waiting, above which the scout looks ahead
 _SCOUT_PIECE = 4_000
-_SCOUT_INTERVAL_S = 0.2
+_SCOUT_INTERVAL_S = 0.4
 _URGENT_MAX = 1_000
 
 REREADS = metrics.counter("scheduler_input_holes_total", "Pieces of inputs that the stream had not delivered in order, read by position")
@@ -136,9 +136,10 @@ class Intake:
         while True:
             await asyncio.sleep(_SCOUT_INTERVAL_S)
             looked = max(looked, line.tail)
-            if line.seen - line.tail < _FAR:
-                continue
             _, end = await self._inputs.bounds(COMMANDS)
+            if end - line.tail < _FAR:
+                continue
+            await self.look()  # the stream itself may be what is behind
             while looked + 1 < end and len(self._urgent) < _URGENT_MAX:
                 stop = min(end, looked + 1 + _SCOUT_PIECE)
                 for record in await self._inputs.read(COMMANDS, looked + 1, stop):

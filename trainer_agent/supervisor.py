@@ -81,7 +81,7 @@ class Supervisor:
             await self._reports.send_surely(report)
         kept = [await self._adopt_or_end(entry) for entry in remembered.entries]
         self._entries = {part.key: entry for part, entry in kept if part is not None}
-        self._write_journal()
+        self._write_journal_if_it_can()
         for folder in self._parts_directory().glob("*"):
             if folder.name not in {_folder_name(key) for key in self._entries}:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -116,7 +116,7 @@ class Supervisor:
                         self._listener.renew((key[0], key[1], rank), valid_until_ns)
                 case Report(key, report):
                     self._unsent[key] = report
-                    self._write_journal()
+                    self._write_journal_if_it_can()
                     observability.ENDED.labels(report.outcome.value, report.failure_class or "").inc()
                     self._log.info(
                         "attempt ended", job_uid=key[0], attempt_number=key[1], outcome=report.outcome, failure_class=report.failure_class,
@@ -187,7 +187,15 @@ class Supervisor:
                     self.perform(self._core.replica_not_started(part.key, replica.rank, message, time.monotonic_ns()))
                     continue
                 processes[replica.rank] = process
-                self._note_process(part, marker, process, token_digest(opened.attempt_token), replica.devices)
+                try:
+                    self._note_process(part, marker, process, token_digest(opened.attempt_token), replica.devices)
+                except OSError as error:  # a full disk: what is not written down could not be found again, so it does not run
+                    process.kill()
+                    await process.gone()
+                    del processes[replica.rank]
+                    message = f"the process of rank {replica.rank} could not be written down in {self._directory}: {error}"
+                    self.perform(self._core.replica_not_started(part.key, replica.rank, message, time.monotonic_ns()))
+                    continue
                 self._follow(part, process)
                 self.perform(self._core.replica_started(part.key, replica.rank))
         self._log.info("trainers started", job_uid=part.command.job_uid, attempt_number=part.command.attempt_number, ranks=list(processes))
@@ -236,7 +244,7 @@ class Supervisor:
         for known in (self._unsent, self._entries, self._processes, self._placed_ns):
             known.pop(key, None)
         self._greeted -= {place for place in self._greeted if place[0] == key}
-        self._write_journal()
+        self._write_journal_if_it_can()
         self.perform(self._core.report_acknowledged(key))
         await asyncio.to_thread(shutil.rmtree, self._parts_directory() / _folder_name(key), ignore_errors=True)
 
@@ -283,6 +291,13 @@ class Supervisor:
 
     def _write_journal(self) -> None:
         self._journal.write(self._entries.values(), self._unsent.values())
+
+    def _write_journal_if_it_can(self) -> None:
+        """For endings: what the file still says of them is recognised as over, and only an agent that dies now would lose a report."""
+        try:
+            self._write_journal()
+        except OSError as error:
+            self._log.error("the agent's journal cannot be written; free space", directory=str(self._directory), error=str(error))
 
     async def _adopt_or_end(self, entry: JournalEntry) -> tuple[Part | None, JournalEntry]:
         """Adopt a part if every process of it is there and shows the right token, or has left its last word; else end what is left of it."""

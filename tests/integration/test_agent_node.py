@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -127,10 +128,10 @@ async def test_an_error_of_the_users_environment_is_told_as_such_and_in_the_log(
 HANGING = """
 import gymnasium as gym, time
 class Hanging(gym.Wrapper):
-    steps = 0
+    began = 0.0
     def step(self, action):
-        Hanging.steps += 1
-        if Hanging.steps > 8000: self.wait_for_a_robot_that_is_switched_off()
+        Hanging.began = Hanging.began or time.monotonic()
+        if time.monotonic() - Hanging.began > 2: self.wait_for_a_robot_that_is_switched_off()
         return self.env.step(action)
     def wait_for_a_robot_that_is_switched_off(self): time.sleep(3600)
 gym.register("Hanging-v0", entry_point=lambda: Hanging(gym.make("CartPole-v1").unwrapped))
@@ -259,6 +260,34 @@ async def test_a_registry_that_is_away_for_a_moment_delays_a_start_and_a_commit(
     report = await world.until_ended()
     assert report.outcome is AttemptOutcome.SUCCEEDED
     assert next(failures, "used up") == "used up"
+
+
+async def test_a_full_disk_fails_the_attempt_in_words_and_leaves_the_agent_alive(world: AgentWorld) -> None:
+    """What the agent cannot write down it does not run, and it goes on when there is room again."""
+    world.directory.mkdir()
+    mount = await asyncio.create_subprocess_exec("mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(world.directory))
+    if await mount.wait() != 0:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        await world.start_agent()
+        assert world.process is not None
+        filler = world.directory / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        await world.start_attempt(stop={"totalSteps": 2_000})
+        report = await world.until_ended()
+        assert (report.outcome, report.failure_class) == (AttemptOutcome.FAILED, FailureClass.START_FAILED)
+        assert "No space left on device" in report.message
+        assert world.trainer_pids() == []
+        assert world.process.returncode is None
+        filler.unlink()
+        await world.start_attempt(number=2, stop={"totalSteps": 2_000})
+        await world.until(lambda: len(world.mine(AttemptEnded)) > 1, 60)
+        assert world.mine(AttemptEnded)[-1].outcome is AttemptOutcome.SUCCEEDED
+        await world.stop_agent()
+    finally:
+        await (await asyncio.create_subprocess_exec("umount", "-l", str(world.directory))).wait()
 
 
 @pytest.mark.parametrize("hours", [2, -2])
