@@ -1,7 +1,7 @@
 """Journal records as bytes and back: MessagePack of whole entities, so that re-applying any suffix is harmless.
 
 A record of CORE_VERSION N is read by N and N+1: entities may gain fields with defaults, never lose or change one. Version N−1 reads it only if it holds
-nothing that N−1 would drop (`unknown_parts`): what a newer core knows is never lost by going back to an older one (docs/decisions/0009).
+nothing that N−1 would drop (`unknown_parts`): what a newer core knows is never lost by going back to an older one (docs/decisions/0012).
 """
 
 from __future__ import annotations
