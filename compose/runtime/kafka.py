@@ -136,6 +136,8 @@ def input_record(record: ConsumerRecord) -> InputRecord:
 
 async def read_range(settings: KafkaSettings, topic: str, partition: int, start: int, end: int, timeout_s: float = 60.0) -> list[InputRecord]:
     """The committed records of [start, end), by position: offsets may hold no record. Raises TimeoutError if it makes no headway."""
+    if start >= end:
+        return []
     reader = groupless_consumer(settings, f"range-{topic}-{partition}")
     await reader.start()
     try:
