@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from aiokafka.errors import ClusterAuthorizationFailedError
+from aiokafka.errors import ClusterAuthorizationFailedError, for_code
+from aiokafka.protocol.admin import DescribeAclsRequest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (
     AclBinding,
@@ -161,6 +162,7 @@ def passwords(directory: Path, users: Iterable[str]) -> dict[str, str]:
 async def read_standing(settings: KafkaSettings) -> Standing:
     """Ask Kafka. Raises AccessError, or aiokafka's error when it cannot be reached at all."""
     async with _aiokafka_admin(settings) as admin:  # first: it says in time, and in words, why nobody answers
+        await _check_authorizer(admin)
         quotas = await describe_quotas(admin)
     client = _client(settings)
     filter_ = AclBindingFilter(ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY)
@@ -171,6 +173,16 @@ async def read_standing(settings: KafkaSettings) -> Standing:
         entries=frozenset(entry for entry in map(_entry, found) if is_ours(entry.user, entry.resource, entry.name, entry.prefixed)),
         quotas={key: values for key, values in quotas.items() if key[0].startswith(PRINCIPAL_PREFIX)},
     )
+
+
+async def _check_authorizer(admin: Any) -> None:
+    """Raises AccessError where there is none: librdkafka takes that answer for an empty list."""
+    any_ = 1  # resource, pattern, operation and permission alike
+    response = await admin._send_request(DescribeAclsRequest(any_, None, any_, None, None, any_, any_))
+    if response.error_code == KafkaError.SECURITY_DISABLED:
+        raise AccessError(_REMEDIES[KafkaError.SECURITY_DISABLED])
+    if response.error_code:
+        raise for_code(response.error_code)(response.error_message)
 
 
 async def apply(settings: KafkaSettings, wanted: Sequence[Role], secrets_by_user: Mapping[str, str], *, prune: bool = False) -> Difference:
