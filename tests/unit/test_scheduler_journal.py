@@ -12,6 +12,7 @@ from journal_fixtures import journal_log, journal_place
 from journal_logs import JournalLog
 from memory_inputs import MemoryInputs
 from opentinker.scheduler_stream import journal as journal_module
+from opentinker.scheduler_stream import owner as owner_module
 from opentinker.scheduler_stream.codec import (
     InputSpan,
     JournalOutput,
@@ -93,6 +94,24 @@ async def test_the_rolling_sweep_bounds_what_recovery_reads(journal_log: Journal
     again = await own(log, worker="next")
     assert again.fold.state.hash() == world.state.hash()
     assert again.fold.records < 3 * entities
+
+
+async def test_recovery_piece_by_piece_gives_the_same_state_and_tells_of_its_headway(
+    journal_log: JournalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, told = world_with_jobs(10), []
+    entities = await write_all(await own(journal_log.log), world)
+    monkeypatch.setattr(owner_module, "_READ_RECORDS", 4)
+
+    async def fence() -> None:
+        pass
+
+    owned = await take_over(
+        journal_log.log, MemoryInputs(), INPUT_TOPICS, partition=0, worker="next", boot_id="b", fence=fence, on_progress=lambda: told.append(1)
+    )
+    assert owned.fold.state.hash() == world.state.hash()
+    assert len(told) > (owned.fold.records + 2) // 4 >= 1
+    assert entities >= owned.fold.records
 
 
 async def test_removed_entities_stay_removed_across_sweeps(journal_log: JournalLog) -> None:
