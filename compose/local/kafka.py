@@ -68,6 +68,8 @@ def render_properties(data: Path, broker_port: int, controller_port: int) -> str
         "transaction.state.log.replication.factor": "1",
         "transaction.state.log.min.isr": "1",
         "transaction.state.log.num.partitions": "4",
+        # Readers wait behind an open transaction: one that a stranger leaves open on an input holds the scheduler up for this long at most.
+        "transaction.max.timeout.ms": "60000",
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "share.coordinator.state.topic.num.partitions": "1",
