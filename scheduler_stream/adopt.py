@@ -80,7 +80,7 @@ async def examine(
         replay_from = ReplayFrom(end, -1)
     else:
         for entry in await log.read(found.replay_from.offset, end):
-            fold.apply(entry)
+            fold.follow(entry)
         wrong = [each for each in await input_contradictions(inputs, fold.positions) if only in (None, each.topic)]
         contradictions, adopted = tuple(each.text for each in wrong), tuple(each.topic for each in wrong)
         replay_from = found.replay_from
@@ -133,7 +133,7 @@ async def adopt(log: Log, inputs: Inputs, case: Case, *, start: str, adopted_by:
     offset = await log.append(encode_record(record))
     fold = Fold(owner_epoch=case.replay_from.owner_epoch, replay_from=case.replay_from)
     for entry in await log.read(case.replay_from.offset, offset + 1):
-        fold.apply(entry)
+        fold.follow(entry)
     if fold.owner_epoch != offset or any(fold.positions.get(topic) != span for topic, span in positions.items()):
         raise SchedulerError("the journal has moved on while this was decided, so nothing was adopted; look at it again")
     return offset

@@ -16,6 +16,7 @@ from .codec import (
     OwnerStarted,
     PackedChange,
     ReplayFrom,
+    Sweep,
     encode_change,
     encode_record,
 )
@@ -35,22 +36,25 @@ _SWEEP_BYTES_MAX = 256 * 1024  # of large entities fewer are carried; one always
 class Journal:
     """The one writer of a partition's journal, for one owner epoch."""
 
-    def __init__(self, log: Log, state: State, *, owner_epoch: int, replay_from: ReplayFrom, published_fast: int, published_status: int) -> None:
+    def __init__(self, log: Log, state: State, *, owner_epoch: int, replay_from: ReplayFrom, published_fast: int, published_status: int,
+        swept: Sweep | None = None,
+    ) -> None:  # fmt: skip
         self._log, self._state = log, state
         self.owner_epoch = self.last = owner_epoch
         self.replay_from = replay_from
         self.published_fast = published_fast
         self.published_status = published_status
-        self._sweep: list[tuple[str, str]] = []
-        self._sweep_began = ReplayFrom(owner_epoch, owner_epoch)
-        self._sweeping = False
+        # A former owner's sweep is gone on with: where owners change often, none would ever come through otherwise.
+        self._sweeping = swept is not None
+        self._sweep = state.entity_keys(behind=(swept.kind, swept.id))[::-1] if swept else []
+        self._sweep_began = swept.began if swept else ReplayFrom(owner_epoch, owner_epoch)
 
     async def append(
         self, positions: dict[str, InputSpan], changes: Sequence[Change], outputs: Sequence[JournalOutput], order: Sequence[tuple[int, int]] = ()
     ) -> int:
         """Write one record down; returns its offset. Raises SchedulerError, after which this journal is dead."""
         packed = tuple(encode_change(change) for change in changes)
-        sweep, finished = self._next_sweep(len(packed))
+        sweep, swept = self._next_sweep(len(packed))
         record = JournalRecord(
             owner_epoch=self.owner_epoch,
             core_version=CORE_VERSION,
@@ -58,6 +62,7 @@ class Journal:
             changes=packed,
             outputs=tuple(outputs),
             sweep=sweep,
+            swept=swept,
             replay_from=self.replay_from,
             published_fast=self.published_fast,
             published_status=self.published_status,
@@ -69,7 +74,7 @@ class Journal:
             raise AppendTimeoutError(f"no answer from the journal within {APPEND_TIMEOUT_S:.0f} s") from None
         await self._check_between(offset)
         self.last = offset
-        if finished:
+        if swept is None:
             self.replay_from = self._sweep_began
             self._sweeping = False
         return offset
@@ -84,15 +89,15 @@ class Journal:
             if isinstance(decode(entry), OwnerStarted):
                 raise SupersededError(f"a newer owner started at journal offset {entry.offset}")
 
-    def _next_sweep(self, changed: int) -> tuple[tuple[PackedChange, ...], bool]:
-        """The next few entities in id order, about as many as changed; and whether that ends the sweep."""
+    def _next_sweep(self, changed: int) -> tuple[tuple[PackedChange, ...], Sweep | None]:
+        """The next few entities in id order, about as many as changed; and how far that is, None if it ends the sweep."""
         if not self._sweeping:
             # Whatever changes from here on is in the records from here on.
             self._sweep = self._state.entity_keys()[::-1]
             self._sweep_began = ReplayFrom(self.last + 1, self.owner_epoch)
             self._sweeping = True
         packed: list[PackedChange] = []
-        size = 0
+        size, kind, id = 0, "", ""
         for _ in range(min(len(self._sweep), max(_SWEEP_ENTITIES_MIN, changed))):
             kind, id = self._sweep.pop()
             value = self._state.get(kind, id)
@@ -101,4 +106,4 @@ class Journal:
                 size += len(packed[-1][2] or b"")
             if size > _SWEEP_BYTES_MAX:
                 break
-        return tuple(packed), not self._sweep
+        return tuple(packed), Sweep(self._sweep_began, kind, id) if self._sweep else None

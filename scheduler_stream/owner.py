@@ -6,6 +6,8 @@ here on), and the state is folded through that very record.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -20,7 +22,8 @@ from .recovery import Fold, find_replay_from
 __all__ = ["Ownership", "take_over", "verify_inputs"]
 
 
-_READ_RECORDS = 5_000  # journal records read at a time, each part within the log's own bound
+_READ_RECORDS = 500  # journal records read at a time, each part within the log's own bound
+_BREATH_S = 0.02  # of folding, after which other partitions of this worker have their turn: their appends must be answered in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,12 @@ async def take_over(
     epoch = await log.append(encode_record(started))
     fold = Fold(owner_epoch=found.replay_from.owner_epoch, replay_from=found.replay_from)
     for start in range(found.replay_from.offset, epoch + 1, _READ_RECORDS):
+        breath = time.monotonic()
         for entry in await log.read(start, min(epoch + 1, start + _READ_RECORDS)):
-            fold.apply(entry)
+            fold.follow(entry)
+            if time.monotonic() - breath > _BREATH_S:
+                await asyncio.sleep(0)
+                breath = time.monotonic()
         on_progress()
     if fold.owner_epoch != epoch:
         raise SupersededError(f"a newer owner started at journal offset {fold.owner_epoch}")
@@ -56,6 +63,7 @@ async def take_over(
         replay_from=fold.replay_from,
         published_fast=fold.published_fast,
         published_status=fold.published_status,
+        swept=fold.swept,
     )
     return Ownership(journal, fold)
 

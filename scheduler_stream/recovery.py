@@ -6,11 +6,25 @@ it never took effect. Nothing here writes; the read replica uses the same fold.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
-from .codec import InputSpan, JournalOutput, JournalRecord, OwnerStarted, ReplayFrom, decode_change, decode_record, unknown_parts
+from .codec import (
+    InputSpan,
+    JournalOutput,
+    JournalRecord,
+    OwnerStarted,
+    ReplayFrom,
+    StateRecord,
+    Sweep,
+    decode_change,
+    decode_record,
+    decode_state,
+    unknown_parts,
+)
 from .core.policy import CORE_VERSION
 from .core.state import State
 from .errors import RefusedError
@@ -20,7 +34,7 @@ from .log import Log, LogEntry
 __all__ = ["Fold", "Found", "find_replay_from"]
 
 _NAMED_MAX = 10  # unknown fields that a refusal names
-_TAIL_RECORDS = 256  # one stale owner leaves at most one record behind a newer OwnerStarted, so this always holds a valid one
+_TAIL_RECORDS = 8  # one stale owner leaves at most one record behind a newer OwnerStarted, so this nearly always holds a valid one
 
 
 @dataclass(slots=True)
@@ -33,7 +47,8 @@ class Fold:
     replay_from: ReplayFrom = field(default_factory=ReplayFrom)
     published_fast: int = -1
     published_status: int = -1
-    unpublished: list[tuple[int, tuple[JournalOutput, ...]]] = field(default_factory=list)
+    unpublished: list[LogEntry] = field(default_factory=list)  # records whose outputs no mark covers
+    swept: Sweep | None = None
     records: int = 0
     voids: int = 0
     through: int = -1  # journal offset folded so far
@@ -41,14 +56,22 @@ class Fold:
     def apply(self, entry: LogEntry) -> JournalRecord | OwnerStarted | None:
         """Fold one entry; returns it, or None if it is void. Raises RefusedError for what only a newer version can read."""
         record = decode(entry)
+        return record if self._take(entry, record) else None
+
+    def follow(self, entry: LogEntry) -> None:
+        """The same for whoever needs the state alone: outputs are not read."""
+        self._take(entry, decode(entry, decode_state))
+
+    def _take(self, entry: LogEntry, record: StateRecord | OwnerStarted) -> bool:
         self.through = entry.offset
         if isinstance(record, OwnerStarted):
-            self._own(entry.offset, record)
-            return record
+            self._own(entry, record)
+            return True
         if record.owner_epoch != self.owner_epoch:
             self.voids += 1
-            return None
+            return False
         self.records += 1
+        self.swept = record.swept
         for packed in (*record.sweep, *record.changes):
             self.state.load(*decode_change(packed))
         self.positions.update(record.inputs)
@@ -56,26 +79,27 @@ class Fold:
         self.published_fast = max(self.published_fast, record.published_fast)
         self.published_status = max(self.published_status, record.published_status)
         done = min(self.published_fast, self.published_status)
-        self.unpublished = [item for item in self.unpublished if item[0] > done]
-        if record.outputs:
-            self.unpublished.append((entry.offset, record.outputs))
-        return record
+        if self.unpublished and self.unpublished[0].offset <= done:
+            self.unpublished = [each for each in self.unpublished if each.offset > done]
+        self.unpublished.append(entry)
+        return True
 
-    def _own(self, offset: int, record: OwnerStarted) -> None:
-        self.owner_epoch = offset
+    def _own(self, entry: LogEntry, record: OwnerStarted) -> None:
+        self.owner_epoch = entry.offset
         if record.adoption is not None:
             stood = {topic: self.positions.get(topic) for topic in record.adopted}
             self.positions.update({topic: span for topic, span in record.adopted.items() if stood[topic] == record.adoption.instead_of.get(topic)})
         if record.outputs:
-            self.unpublished.append((offset, record.outputs))
+            self.unpublished.append(entry)
 
     def to_publish(self) -> list[tuple[int, list[JournalOutput]]]:
         """Outputs that no record says were published, in order, by journal offset."""
         left = []
-        for offset, outputs in self.unpublished:
-            wanted = [out for out in outputs if offset > (self.published_status if is_status(out) else self.published_fast)]
+        for entry in self.unpublished:
+            outputs = decode(entry).outputs
+            wanted = [out for out in outputs if entry.offset > (self.published_status if is_status(out) else self.published_fast)]
             if wanted:
-                left.append((offset, wanted))
+                left.append((entry.offset, wanted))
         return left
 
 
@@ -87,9 +111,13 @@ class Found:
     empty: bool
 
 
-def decode(entry: LogEntry) -> JournalRecord | OwnerStarted:
+R = TypeVar("R", JournalRecord | OwnerStarted, StateRecord | OwnerStarted)
+
+
+def decode(entry: LogEntry, read: Callable[[bytes], R] = decode_record) -> R:
+    """Raises RefusedError for bytes that are no record, and for what only a newer version can read."""
     try:
-        record = decode_record(entry.value)
+        record = read(entry.value)
     except msgspec.DecodeError as error:
         raise RefusedError(
             f"journal offset {entry.offset} is no journal record ({error}); find out who wrote it, then see docs/operations.md"
@@ -114,17 +142,16 @@ def _refuse_what_would_be_lost(entry: LogEntry, version: int) -> None:
 async def find_replay_from(log: Log) -> Found:
     """The newest valid record's `replay_from`, found from the end of the log backwards."""
     first, end = await log.bounds()
-    stop = end
-    while stop > first:
-        start = max(first, stop - _TAIL_RECORDS)
-        found = _newest_valid([(entry.offset, decode(entry)) for entry in await log.read(start, end)])
+    start, count = end, _TAIL_RECORDS
+    while start > first:
+        start, count = max(first, start - count), count * 8
+        found = _newest_valid([(entry.offset, decode(entry, decode_state)) for entry in await log.read(start, end)])
         if found is not None:
             return Found(found, empty=False)
-        stop = start
     return Found(ReplayFrom(first, -1), empty=True)
 
 
-def _newest_valid(tail: list[tuple[int, JournalRecord | OwnerStarted]]) -> ReplayFrom | None:
+def _newest_valid(tail: list[tuple[int, StateRecord | OwnerStarted]]) -> ReplayFrom | None:
     # An owner epoch is the offset of an earlier record; one that is not was written by an owner of another journal in this one's place.
     tail = [(offset, record) for offset, record in tail if isinstance(record, OwnerStarted) or record.owner_epoch < offset]
     if not tail:

@@ -58,7 +58,7 @@ class Replica:
             for place, records in (await reader.getmany(timeout_ms=250, max_records=500)).items():
                 fold = self.folds[place.partition]
                 for record in records:
-                    fold.apply(LogEntry(record.offset, record.value))
+                    fold.follow(LogEntry(record.offset, record.value))
                 fold.unpublished.clear()  # a replica publishes nothing
                 self._heard_at = asyncio.get_running_loop().time()
             LAG.set(sum(max(0, (reader.highwater(place) or 0) - 1 - self.folds[place.partition].through) for place in reader.assignment()))

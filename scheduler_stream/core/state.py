@@ -98,12 +98,14 @@ class State:
             return self.clock
         return self._map(kind).get(id)
 
-    def entity_keys(self) -> list[tuple[str, str]]:
-        """Every entity's (kind, id) in id order."""
+    def entity_keys(self, behind: tuple[str, str] | None = None) -> list[tuple[str, str]]:
+        """Every entity's (kind, id) in the order of a sweep: the clock, then by kind and id. `behind`: only those that come after it."""
         found = [(_CLOCK, _CLOCK)]
         for kind in ("attempt", "brake", "job", "lease", "limits", "node"):
             found.extend((kind, id) for id in sorted(self._map(kind)))
-        return found
+        if behind is None:
+            return found
+        return [key for key in found if (key[0] != _CLOCK, key) > (behind[0] != _CLOCK, behind)]
 
     def hash(self) -> str:
         """SHA-256 over all entities: the same inputs in the same order give the same hash."""

@@ -16,7 +16,7 @@ from opentinker.compose.runtime.settings import KafkaSettings
 
 __all__ = ["Drill", "drained", "drill"]
 
-_DRAIN_TIMEOUT_S = 60.0
+_DRAIN_TIMEOUT_S = 180.0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -96,6 +96,23 @@ async def test_the_rolling_sweep_bounds_what_recovery_reads(journal_log: Journal
     assert again.fold.records < 3 * entities
 
 
+async def test_a_sweep_is_gone_on_with_by_the_next_owner_however_often_owners_change(journal_log: JournalLog) -> None:
+    """Otherwise a partition whose owners die faster than a sweep takes would read more at every takeover, and take longer each time."""
+    log, world = journal_log.log, world_with_jobs(100)
+    entities = await write_all(await own(log), world)
+    before = (await find_replay_from(log)).replay_from.offset
+    read = []
+    for number in range(60):
+        owned = await own(log, worker=f"w{number}")
+        read.append(owned.fold.records)
+        for _ in range(3):  # 24 entities of a sweep at most, then it dies
+            await owned.journal.append({}, [Change("clock", "clock", owned.fold.state.clock)], [])
+    found = await find_replay_from(log)
+    assert found.replay_from.offset > before
+    assert max(read[30:]) < entities
+    assert (await own(log, worker="last")).fold.state.hash() == world.state.hash()
+
+
 async def test_recovery_piece_by_piece_gives_the_same_state_and_tells_of_its_headway(
     journal_log: JournalLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
