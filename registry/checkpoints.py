@@ -144,6 +144,8 @@ async def _begun_or_settled(pool: Any, holder: Holder, checkpoint_id: str, asked
             return await _settled(connection, holder.job_uid, done, asked)
         await lock_fence(connection, holder)
         row = await _upload_row(connection, holder.job_uid, checkpoint_id)
+        if row is None and (done := await _committed(connection, holder.job_uid, checkpoint_id)):
+            return await _settled(connection, holder.job_uid, done, asked)  # a commit of the same was faster while this one waited for the fence
     if row is None:
         raise NotFound(f"checkpoint {checkpoint_id} was not begun; begin it first")
     upload = _begun(row)

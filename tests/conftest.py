@@ -43,7 +43,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever uses a stack is marked so, and `make test-quick` leaves it out."""
     for item in items:
-        if {"stack", "full_stack"} & set(getattr(item, "fixturenames", ())):
+        if {"stack", "full_stack", "own_kafka"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.stack)
 
 
@@ -51,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def stack() -> Iterator[Stack]:
     """Kafka, PostgreSQL and S3 with all topics; no service of ours."""
     yield from _started(("kafka", "postgres", "s3"))
+
+
+@pytest.fixture
+def own_kafka() -> Iterator[Stack]:
+    """Kafka alone, for one test: what it leaves on the topics meets nobody, and nothing is there before."""
+    yield from _started(("kafka",))
 
 
 @pytest.fixture(scope="session")

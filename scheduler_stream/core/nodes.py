@@ -277,6 +277,8 @@ def expire_lease(effects: Effects, node_name: str) -> None:
         effects.state.put(replace(node, alive=False))
         held = tuple(sorted(attempt.job_uid for attempt, _ in _parts_on(effects, node_name)))
         effects.alert(node_name, alerts.NodeLost(node=node_name, pool=node.pool, reason=reason, attempts=held, time_ms=effects.broker_ms))
+    elif not _parts_on(effects, node_name):
+        return  # given up long ago: its timer is only back since a worker built its timers anew, and it falls silent no second time
     if not may_evict(effects, node.pool, node_name):
         return
     for attempt, part in _parts_on(effects, node_name):

@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 STOPPED = ("cycle.stepped", "cycle.appended", "publish.sent", "status.begun", "ownership.started")
 
 
-async def test_no_fault_at_any_step_loses_a_job_or_runs_one_twice(stack: Any, tmp_path: Path) -> None:
+async def test_no_fault_at_any_step_loses_a_job_or_runs_one_twice(own_kafka: Any, tmp_path: Path) -> None:
     faults = [Fault(place, "stop") for place in STOPPED] + [Fault(place, "kill") for place in NAMES]
-    done = await drill(stack.settings.kafka, stack.environment(), tmp_path, faults, jobs_per_s=30, time_s=400, stopped_s=14)
+    done = await drill(own_kafka.settings.kafka, own_kafka.environment(), tmp_path, faults, jobs_per_s=30, time_s=400, stopped_s=14)
     assert [outcome for outcome in done.outcomes if not outcome.bit_at] == [], "a fault counts only if it bit"
     assert len(done.outcomes) == len(faults)
     assert done.checked.problems == []

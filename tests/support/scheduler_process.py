@@ -143,6 +143,13 @@ class TopicReader:
         self.records += fresh
         return fresh
 
+    async def to_the_end(self, timeout_s: float = 60.0) -> None:
+        """Read everything that stands there now."""
+        ends = await self._consumer.end_offsets(self._places)
+        async with asyncio.timeout(timeout_s):
+            while any([await self._consumer.position(place) < end for place, end in ends.items()]):
+                await self.more()
+
     def decoded(self) -> list[Envelope[Message]]:
         return [decode(tuple(record.headers), record.value, accepted_types(self.topic)) for record in self.records]
 
@@ -277,8 +284,7 @@ async def events_of(settings: KafkaSettings, uids: set[str]) -> list[Any]:
     """All events of some jobs, each once by (job, revision); the same revision told twice must be the same event."""
     reader = TopicReader(settings, EVENTS)
     await reader.start(from_beginning=True)
-    for _ in range(5):
-        await reader.more(500)
+    await reader.to_the_end()
     await reader.stop()
     unique: dict[tuple[str, int], Any] = {}
     for envelope in reader.decoded():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from opentinker.schemas.messages import AcknowledgeBrake, AttemptPhase, AttemptProgress, BrakeEngaged, BrakeReleased, JobPhase, NodeLost
+from opentinker.scheduler_stream.core.state import State
+from opentinker.schemas.messages import AcknowledgeBrake, AttemptPhase, AttemptProgress, BrakeEngaged, BrakeReleased, JobPhase, NodeLost, Tick
 from opentinker.schemas.records import job_uid_of
 from scheduler_world import World
 
@@ -36,6 +37,27 @@ def test_few_silent_nodes_are_given_up_one_by_one(world: World) -> None:
     assert len(world.sent(NodeLost)) == 3
     assert world.sent(BrakeEngaged) == []
     assert running(world) == 7
+
+
+def test_nodes_given_up_long_ago_fall_silent_no_second_time_after_a_takeover() -> None:
+    """A worker that takes over builds its timers anew, also those of nodes that are gone."""
+    world = World()
+    for number in range(10):
+        world.agent(f"node-{number}")
+    for gone in range(1, 10):  # one a minute, which is no mass loss
+        for _ in range(30):
+            world.tick(2)
+            for number in range(gone, 10):
+                world.alive(f"node-{number}", after_ms=0)
+    assert (len(world.sent(NodeLost)), world.sent(BrakeEngaged)) == (9, [])
+    rebuilt = State()
+    for kind, id in world.state.entity_keys():
+        rebuilt.load(kind, id, world.state.get(kind, id))
+    world.state = rebuilt
+    before = rebuilt.hash()
+    world.put(Tick(partition=0, worker="w", sequence=world.offset, sent_ms=world.now), 0)
+    assert rebuilt.hash() == before
+    assert world.sent(BrakeEngaged) == []
 
 
 def test_many_silent_nodes_engage_the_brake_and_keep_their_jobs(world: World) -> None:
