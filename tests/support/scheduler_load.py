@@ -13,7 +13,7 @@ from opentinker.scheduler_stream.recovery import Fold, find_replay_from
 from opentinker.schemas.messages import JobCompleted, JobPhase, JobSubmitted
 from scheduler_process import FakeNode, Publisher, events_of, statuses
 
-__all__ = ["check", "fold_of", "load"]
+__all__ = ["check", "fold_of", "load", "voids_since"]
 
 
 async def load(publisher: Publisher, faults: Coroutine[Any, Any, None], jobs: int, rate: float = 20.0) -> set[str]:
@@ -44,3 +44,12 @@ async def fold_of(settings: KafkaSettings, partition: int) -> Fold:
     for entry in await log.read(found.replay_from.offset, (await log.bounds())[1]):
         fold.apply(entry)
     return fold
+
+
+async def voids_since(settings: KafkaSettings, partition: int, before: Fold) -> int:
+    """Void records that were written behind a fold: counted from there, since recovery may begin behind them by now."""
+    log = KafkaLog(settings, partition, None)
+    fold = Fold(owner_epoch=before.owner_epoch)
+    for entry in await log.read(before.through + 1, (await log.bounds())[1]):
+        fold.apply(entry)
+    return fold.voids
