@@ -29,7 +29,8 @@ from .interpret import SOURCE
 
 __all__ = ["Observation", "Stuck", "Watch", "Watchdog", "end_within", "guard_loop"]
 
-STUCK_S = 60.0  # ticks come every second: sixty missed ones, or as long without reading what is there
+# Ticks come every second. Above the 60 s that a broker of ours lets a stranger's transaction stay open, and the 10 s until it looks: readers wait that long.
+STUCK_S = 90.0
 RECOVERY_S = 120.0  # without any headway: reading one part of a journal is bounded at 60 s
 MEMBERSHIP_S = 30.0  # five session timeouts without being seen in the group
 LOOP_S = 60.0  # the event loop has not come round

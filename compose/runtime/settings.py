@@ -8,11 +8,12 @@ they are never printed; a field that ends in `_file` names a file of mode 0600 t
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal
 
 from opentinker.schemas.messages.types import Name
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 __all__ = [
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+
+
 class SettingsError(Exception):
     """A setting is missing or wrong. The text names the variable and the remedy; entry points print it and exit 2."""
 
@@ -40,7 +44,7 @@ class _Group(BaseModel):
 
 
 class KafkaSettings(_Group):
-    bootstrap_servers: str = "127.0.0.1:9092"
+    bootstrap_servers: str = "127.0.0.1:9092"  # host:port, several separated by commas
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     sasl_username: str = ""
@@ -48,6 +52,15 @@ class KafkaSettings(_Group):
     ssl_cafile: Path | None = None
     partitions: int = Field(4, ge=1, le=1024)  # of the scheduler's inputs and its journal, fixed at creation
     replication: int = Field(1, ge=1, le=9)  # 3 in production
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _are_addresses(cls, servers: str) -> str:
+        for server in servers.split(","):
+            found = _ADDRESS.fullmatch(server.strip())
+            if found is None or not 1 <= int(found[1]) <= 65535:
+                raise ValueError(f"{server.strip()[:80]!r} is not host:port with a port of 1 to 65535; separate several by commas")
+        return servers
 
 
 class PostgresSettings(_Group):
