@@ -7,6 +7,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from opentinker.schemas.errors import shorten
 
@@ -46,6 +47,14 @@ def find_connection(url: str | None = None, api_key: str | None = None) -> Conne
         raise OpenTinkerError(
             "the API key is not a line of printable ASCII; copy it anew into OPENTINKER_API_KEY, or unset that to use the local stack's"
         )
-    if not _ADDRESS.fullmatch(found_url):
+    if not _ADDRESS.fullmatch(found_url) or not _port_is_one(found_url):
         raise OpenTinkerError(f"{shorten(found_url)} is not the address of a gateway; set OPENTINKER_GATEWAY__URL to http://HOST:PORT")
     return Connection(found_url.rstrip("/"), key)
+
+
+def _port_is_one(url: str) -> bool:
+    try:
+        port = urlsplit(url).port
+    except ValueError:  # above 65535
+        return False
+    return port is None or port > 0
