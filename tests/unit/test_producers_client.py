@@ -185,7 +185,9 @@ def test_a_key_that_can_be_no_header_is_refused_and_not_shown(empty_home: Path, 
     assert "of-mine" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["nonsense", "http://", "ftp://127.0.0.1", "http://127.0.0.1:port", "http://a b", "//127.0.0.1:8080", "http://h:1\n", "http://h:99999"])
+@pytest.mark.parametrize(
+    "url", ["nonsense", "http://", "ftp://127.0.0.1", "http://127.0.0.1:port", "http://a b", "//127.0.0.1:8080", "http://h:1\n", "http://h:99999"]
+)
 def test_what_is_no_address_is_refused(empty_home: Path, url: str) -> None:
     with pytest.raises(errors.OpenTinkerError, match="is not the address of a gateway"):
         find_connection(url, "key")
