@@ -24,7 +24,7 @@ from .core.policy import CORE_VERSION
 from .errors import SchedulerError
 from .interpret import SOURCE
 from .log import Log
-from .recovery import Fold, find_replay_from
+from .recovery import Fold, find_replay_from, recover
 
 __all__ = ["BEGINNING", "END", "Case", "Holding", "adopt", "examine", "live_statuses"]
 
@@ -73,14 +73,12 @@ async def examine(
     found = await find_replay_from(log)
     _, end = await log.bounds()
     lost = await journal_contradiction(log, inputs, topics, found)
-    fold = Fold(owner_epoch=found.replay_from.owner_epoch, replay_from=found.replay_from)
     contradictions: tuple[str, ...]
     if lost is not None:
         contradictions, adopted = (lost,), topics
-        replay_from = ReplayFrom(end, -1)
+        replay_from, fold = ReplayFrom(end, -1), Fold(owner_epoch=-1)
     else:
-        for entry in await log.read(found.replay_from.offset, end):
-            fold.follow(entry)
+        fold = await recover(log, found.replay_from, end)
         wrong = [each for each in await input_contradictions(inputs, fold.positions) if only in (None, each.topic)]
         contradictions, adopted = tuple(each.text for each in wrong), tuple(each.topic for each in wrong)
         replay_from = found.replay_from
@@ -131,9 +129,7 @@ async def adopt(log: Log, inputs: Inputs, case: Case, *, start: str, adopted_by:
         outputs=(_alert(case, adoption, positions, len(ended)), *(output for status in ended for output in _end(case, status, adoption))),
     )
     offset = await log.append(encode_record(record))
-    fold = Fold(owner_epoch=case.replay_from.owner_epoch, replay_from=case.replay_from)
-    for entry in await log.read(case.replay_from.offset, offset + 1):
-        fold.follow(entry)
+    fold = await recover(log, case.replay_from, offset + 1)
     if fold.owner_epoch != offset or any(fold.positions.get(topic) != span for topic, span in positions.items()):
         raise SchedulerError("the journal has moved on while this was decided, so nothing was adopted; look at it again")
     return offset

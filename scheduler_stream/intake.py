@@ -83,11 +83,6 @@ class Intake:
             line.tail = record.offset
         self._arrived.set()
 
-    @property
-    def backlog(self) -> int:
-        """Offsets known to be there and not taken."""
-        return sum(len(line.waiting) + max(0, line.seen - line.tail) for line in self._lines.values())
-
     async def take(self, timeout_s: float) -> Batch:
         """The next batch; empty if nothing came in the time."""
         if not self._has_work():
@@ -143,7 +138,7 @@ class Intake:
             while looked + 1 < end and len(self._urgent) < _URGENT_MAX:
                 stop = min(end, looked + 1 + _SCOUT_PIECE)
                 for record in await self._inputs.read(COMMANDS, looked + 1, stop):
-                    if any(name == "ce_type" and value == _CANCEL for name, value in record.headers):
+                    if ("ce_type", _CANCEL) in record.headers:
                         self._urgent.append(record)
                 looked = stop - 1
                 self._arrived.set()

@@ -6,8 +6,6 @@ here on), and the state is folded through that very record.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -17,13 +15,9 @@ from .core.policy import CORE_VERSION
 from .errors import RefusedError, SupersededError
 from .journal import Journal
 from .log import Log
-from .recovery import Fold, find_replay_from
+from .recovery import Fold, find_replay_from, recover
 
 __all__ = ["Ownership", "take_over", "verify_inputs"]
-
-
-_READ_RECORDS = 500  # journal records read at a time, each part within the log's own bound
-_BREATH_S = 0.02  # of folding, after which other partitions of this worker have their turn: their appends must be answered in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +38,7 @@ async def take_over(
         raise RefusedError(f"{lost}. {_remedy(partition)}")
     started = OwnerStarted(worker=worker, boot_id=boot_id, core_version=CORE_VERSION, replay_from=found.replay_from)
     epoch = await log.append(encode_record(started))
-    fold = Fold(owner_epoch=found.replay_from.owner_epoch, replay_from=found.replay_from)
-    for start in range(found.replay_from.offset, epoch + 1, _READ_RECORDS):
-        breath = time.monotonic()
-        for entry in await log.read(start, min(epoch + 1, start + _READ_RECORDS)):
-            fold.follow(entry)
-            if time.monotonic() - breath > _BREATH_S:
-                await asyncio.sleep(0)
-                breath = time.monotonic()
-        on_progress()
+    fold = await recover(log, found.replay_from, epoch + 1, on_progress)
     if fold.owner_epoch != epoch:
         raise SupersededError(f"a newer owner started at journal offset {fold.owner_epoch}")
     await verify_inputs(inputs, fold.positions, partition)

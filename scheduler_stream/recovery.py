@@ -6,6 +6,8 @@ it never took effect. Nothing here writes; the read replica uses the same fold.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -31,9 +33,11 @@ from .errors import RefusedError
 from .interpret import is_status
 from .log import Log, LogEntry
 
-__all__ = ["Fold", "Found", "find_replay_from"]
+__all__ = ["Fold", "Found", "find_replay_from", "recover"]
 
 _NAMED_MAX = 10  # unknown fields that a refusal names
+_READ_RECORDS = 500  # journal records read at a time, each part within the log's own bound
+_BREATH_S = 0.02  # of folding, after which other partitions of this worker have their turn: their appends must be answered in time
 _TAIL_RECORDS = 8  # one stale owner leaves at most one record behind a newer OwnerStarted, so this nearly always holds a valid one
 
 
@@ -137,6 +141,20 @@ def _refuse_what_would_be_lost(entry: LogEntry, version: int) -> None:
         f"journal offset {entry.offset} was written by core version {version}{what}, this is core version {CORE_VERSION}; "
         "install the newer release again (docs/operations.md)"
     )
+
+
+async def recover(log: Log, begin: ReplayFrom, end: int, on_progress: Callable[[], None] = lambda: None) -> Fold:
+    """What the journal says from `begin` to `end`, read a piece at a time."""
+    fold = Fold(owner_epoch=begin.owner_epoch, replay_from=begin)
+    for start in range(begin.offset, end, _READ_RECORDS):
+        breath = time.monotonic()
+        for entry in await log.read(start, min(end, start + _READ_RECORDS)):
+            fold.follow(entry)
+            if time.monotonic() - breath > _BREATH_S:
+                await asyncio.sleep(0)
+                breath = time.monotonic()
+        on_progress()
+    return fold
 
 
 async def find_replay_from(log: Log) -> Found:

@@ -8,7 +8,6 @@ replay, from the same entities in the same order.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
@@ -19,7 +18,7 @@ from opentinker.schemas.records import InputRecord
 
 from .codec import JournalOutput, PackedChange, decode_change
 from .core.entities import Entity
-from .core.state import State
+from .core.state import Key, State, hash_of
 from .core.step import step
 from .interpret import encode_outputs, interpret
 
@@ -31,8 +30,6 @@ _VALUE_CHARACTERS_MAX: Final = 200
 _INEXACT: Final = (
     "the replay begins within a worker's time: what it had found not to fit, and its timers, were rebuilt; to be sure, begin where a worker took over"
 )
-
-Key = tuple[str, str]
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True, tag="recovered"):
@@ -174,7 +171,7 @@ class Replay:
                 self._recorded[key] = value
 
     def _compare_states(self, offset: int) -> Difference | None:
-        if _hash(self._recorded) == self._state.hash():
+        if hash_of(self._recorded) == self._state.hash():
             return None
         stepped = {key: _present(self._state, key) for key in self._state.entity_keys()}
         lines = _entity_lines(self._recorded, stepped, sorted(self._recorded.keys() | stepped.keys()))
@@ -185,14 +182,6 @@ def _present(state: State, key: Key) -> Entity:
     found = state.get(*key)
     assert found is not None
     return found
-
-
-def _hash(entities: Mapping[Key, Entity]) -> str:
-    """What State.hash says of a state with these entities."""
-    digest = hashlib.sha256()
-    for key in sorted(entities, key=lambda key: (key[0] != "clock", key)):
-        digest.update(orjson.dumps((*key, entities[key]), option=orjson.OPT_SORT_KEYS))
-    return digest.hexdigest()
 
 
 def _compare_changes(

@@ -23,7 +23,7 @@ from opentinker.schemas.messages.alerts import SchedulerStuck
 from opentinker.schemas.records import encode
 from opentinker.schemas.topics import ALERTS, INPUT_TOPICS, REPORTS
 
-from .cycle import PartitionCycle
+from .cycle import PartitionCycle, close_bounded
 from .errors import StuckError
 from .interpret import SOURCE
 
@@ -139,7 +139,7 @@ class Watchdog:
                     where = f"partition {stuck.partition}" if stuck.partition is not None else f"worker {self._worker}"
                     raise StuckError(f"{where}: {stuck.what}, for {stuck.for_s:.0f} s; it ends so that another worker takes over")
         finally:
-            await asyncio.wait({asyncio.ensure_future(reader.stop()), asyncio.ensure_future(admin.close())}, timeout=ALERT_S)
+            await close_bounded(reader.stop(), admin.close(), timeout_s=ALERT_S)
 
     async def _observe(self, reader: AIOKafkaConsumer) -> Stuck | None:
         owned = dict(self._cycles)

@@ -14,7 +14,7 @@ from opentinker.schemas.messages.placements import StopReason
 from opentinker.schemas.messages.reports import AttemptOutcome, FailureClass
 
 from .effects import Effects
-from .entities import Allocation, Attempt, Job, Node, Part, Result, Training
+from .entities import Allocation, Attempt, AttemptKey, Job, Node, Part, Result, Training, attempt_key
 from .fit import Plan
 from .lifecycle import PART_OVER, JobMove, PartMove, move_part
 from .policy import TERMINAL_KEPT_MS
@@ -129,10 +129,9 @@ def lose_part(effects: Effects, attempt: Attempt, part: Part, message: str) -> N
     settle(effects, attempt)
 
 
-def free_allocation(effects: Effects, node: Node, job_uid: str, attempt_number: int, lease_epoch: int) -> None:
-    """The agent says that nothing of this attempt is left on the node. Another epoch is another attempt: it frees nothing."""
-    gone = (job_uid, attempt_number, lease_epoch)
-    kept = tuple(held for held in node.allocations if (held.job_uid, held.attempt_number, held.lease_epoch) != gone)
+def free_allocation(effects: Effects, node: Node, gone: AttemptKey) -> None:
+    """The agent says that nothing of this attempt is left on the node."""
+    kept = tuple(held for held in node.allocations if attempt_key(held) != gone)
     if len(kept) != len(node.allocations):
         effects.state.put(replace(node, allocations=kept))
         effects.state.capacity_freed(node.pool)

@@ -6,7 +6,7 @@ Every kind is journaled whole, so that applying any suffix of the journal again 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 from opentinker.schemas.messages.placements import StopReason
@@ -18,6 +18,7 @@ __all__ = [
     "KINDS",
     "Allocation",
     "Attempt",
+    "AttemptKey",
     "Brake",
     "Clock",
     "DeviceSlot",
@@ -30,6 +31,7 @@ __all__ = [
     "Requirement",
     "Result",
     "Training",
+    "attempt_key",
 ]
 
 
@@ -191,7 +193,7 @@ class Node:
     cordoned: bool = False
     command_seq: int = 0
     allocations: tuple[Allocation, ...] = ()
-    ended: tuple[tuple[str, int, int], ...] = ()  # (job, attempt, epoch) reported as ended: heartbeats sent before the acknowledgement list them
+    ended: tuple[tuple[str, int, int], ...] = ()  # attempt keys reported as ended: heartbeats sent before the acknowledgement list them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +225,27 @@ class NamespaceLimits:
     pool: str
     namespace: str
     queued_max: int
+
+
+AttemptKey = tuple[str, int, int]
+
+
+class NamesAttempt(Protocol):
+    """An attempt, or what an agent or an allocation says of one."""
+
+    @property
+    def job_uid(self) -> str: ...
+
+    @property
+    def attempt_number(self) -> int: ...
+
+    @property
+    def lease_epoch(self) -> int: ...
+
+
+def attempt_key(named: NamesAttempt) -> AttemptKey:
+    """Which attempt is meant. The epoch is part of it: what was said under another lease is about another attempt."""
+    return named.job_uid, named.attempt_number, named.lease_epoch
 
 
 Entity = Clock | Job | Attempt | Node | NodeLease | Brake | NamespaceLimits

@@ -11,7 +11,7 @@ from typing import cast
 
 from opentinker.schemas.messages.jobs import JobPhase
 
-from .entities import Attempt, Entity, Job, Node
+from .entities import Attempt, Entity, Job, Node, attempt_key
 from .lifecycle import PART_OVER
 from .state import State
 
@@ -70,7 +70,7 @@ def _node(node: Node) -> list[str]:
     ports = Counter(held.port for held in node.allocations if held.port)
     if doubled := sorted(port for port, count in ports.items() if count > 1):
         found.append(f"node {node.name}: ports {doubled} given twice")
-    keys = Counter((held.job_uid, held.attempt_number, held.lease_epoch) for held in node.allocations)
+    keys = Counter(attempt_key(held) for held in node.allocations)
     if any(count > 1 for count in keys.values()):
         found.append(f"node {node.name}: one attempt holds two allocations")
     return found
@@ -101,8 +101,7 @@ def _held(state: State, attempt: Attempt) -> list[str]:
         if part.phase in PART_OVER:
             continue
         node = state.nodes.get(part.node)
-        key = (attempt.job_uid, attempt.attempt_number, attempt.lease_epoch)
-        held = [a for a in node.allocations if (a.job_uid, a.attempt_number, a.lease_epoch) == key] if node else []
+        held = [each for each in node.allocations if attempt_key(each) == attempt_key(attempt)] if node else []
         if len(held) != 1 or held[0].devices != tuple(index for devices in part.devices for index in devices):
             found.append(f"job {attempt.job_uid}: its part on {part.node} does not hold what it was given")
     return found

@@ -17,7 +17,7 @@ from opentinker.schemas.messages.reports import AttemptOutcome, AttemptPhase, Fa
 from .attempts import change_part, free_allocation, lose_part, next_command, settle, stop_attempt, train
 from .brake import may_evict, may_stop_unknown, node_returned
 from .effects import Effects
-from .entities import Allocation, Attempt, DeviceSlot, Node, NodeLease, Part, Result, Training
+from .entities import Allocation, Attempt, AttemptKey, DeviceSlot, Node, NodeLease, Part, Result, Training, attempt_key
 from .lifecycle import PART_OVER, JobMove, PartMove, PartPhase
 from .policy import COMMAND_RESEND_MS, COMMAND_SEQ_ADOPTED_MAX, ENDED_KEPT_MAX, FIGURE_MAX
 
@@ -29,13 +29,13 @@ def agent_started(effects: Effects, report: reports.AgentStarted) -> None:
     state = effects.state
     known = state.nodes.get(report.node)
     same = known is not None and known.incarnation == report.incarnation
-    listed = {_key(item) for item in report.adopted}
+    listed = {attempt_key(item) for item in report.adopted}
     # An agent that has applied more than we have sent knew another journal: numbers that it has seen would be passed over.
     applied_before = min(report.applied_seq, COMMAND_SEQ_ADOPTED_MAX)
     had = _parts_on(effects, report.node)
     allocations = known.allocations if known else ()
     if not same:
-        allocations = tuple(held for held in allocations if _key(held) in listed)
+        allocations = tuple(held for held in allocations if attempt_key(held) in listed)
     node = Node(
         name=report.node,
         pool=report.pool,
@@ -66,10 +66,10 @@ def agent_started(effects: Effects, report: reports.AgentStarted) -> None:
     _judge_listed(effects, node.name, report.adopted, heartbeat_sequence=None)
 
 
-def _adopt(effects: Effects, node: Node, had: list[tuple[Attempt, Part]], listed: set[tuple[str, int, int]]) -> None:
+def _adopt(effects: Effects, node: Node, had: list[tuple[Attempt, Part]], listed: set[AttemptKey]) -> None:
     """Carry live parts over to the new incarnation; those it does not have are lost."""
     for attempt, part in had:
-        if _key(attempt) in listed:
+        if attempt_key(attempt) in listed:
             attempt = change_part(effects, attempt, part, incarnation=node.incarnation, start_seq=0, stop_seq=0, resume_seq=0)
             if attempt.stop is not None:
                 stop_attempt(effects, attempt, attempt.stop, attempt.stop_message)
@@ -113,11 +113,11 @@ def _judge_listed(effects: Effects, node_name: str, listed: Iterable[reports.Att
     """Follow what is live; stop what is not."""
     ended = set(effects.state.nodes[node_name].ended)
     for item in listed:
-        if _key(item) in ended:
+        if attempt_key(item) in ended:
             continue  # sent before the agent knew that its report of the end had arrived
         attempt = effects.state.attempts.get(item.job_uid)
         part = _part_of(attempt, node_name)
-        if attempt is None or part is None or _key(attempt) != _key(item):
+        if attempt is None or part is None or attempt_key(attempt) != attempt_key(item):
             _stop_unknown(effects, node_name, item)
         elif part.phase in PART_OVER:
             _stop_unknown(effects, node_name, item)  # given up as lost, and back again
@@ -160,7 +160,7 @@ def _resume(effects: Effects, attempt: Attempt, node_name: str, heartbeat_sequen
 def _stop_unknown(effects: Effects, node_name: str, item: reports.AttemptProgress) -> None:
     """Stop what is not live, and hold its place on the node until it is gone. Told again every few seconds."""
     node = effects.state.nodes[node_name]
-    held = next((a for a in node.allocations if _key(a) == _key(item)), None)
+    held = next((a for a in node.allocations if attempt_key(a) == attempt_key(item)), None)
     if held is not None and held.stop_sent_at and effects.now - held.stop_sent_at < COMMAND_RESEND_MS:
         return
     told = may_stop_unknown(effects, node.pool, item.job_uid) if held is None or held.unknown else True
@@ -172,7 +172,7 @@ def _stop_unknown(effects: Effects, node_name: str, item: reports.AttemptProgres
     node = effects.state.nodes[node_name]
     if held is None:
         held = _unknown(item)
-    others = tuple(a for a in node.allocations if _key(a) != _key(item))
+    others = tuple(a for a in node.allocations if attempt_key(a) != attempt_key(item))
     effects.state.put(replace(node, allocations=(*others, replace(held, stop_sent_at=max(1, effects.now)))))
     effects.stop_unknown(node.name, node.incarnation, seq, item.job_uid, item.attempt_number, item.lease_epoch)
 
@@ -186,11 +186,11 @@ def _unknown(item: reports.AttemptProgress) -> Allocation:
 
 def _judge_missing(effects: Effects, node_name: str, report: reports.Heartbeat, applied: int) -> None:
     """What the node does not list: lost if its command was applied, sent again if not, freed if it was over anyway."""
-    listed = {_key(item) for item in report.attempts}
+    listed = {attempt_key(item) for item in report.attempts}
     for attempt, part in _parts_on(effects, node_name):
         if part.start_seq > applied:
             _send_again(effects, attempt, part, applied)
-        elif _key(attempt) not in listed:
+        elif attempt_key(attempt) not in listed:
             lose_part(effects, attempt, part, f"node {node_name} no longer has it")
         elif part.stop_seq > applied:
             _send_again(effects, attempt, part, applied)
@@ -199,11 +199,11 @@ def _judge_missing(effects: Effects, node_name: str, report: reports.Heartbeat, 
     if still_listed != node.ended:
         effects.state.put(replace(node, ended=still_listed))
     for held in effects.state.nodes[node_name].allocations:
-        if _key(held) in listed:
+        if attempt_key(held) in listed:
             continue
         live = effects.state.attempts.get(held.job_uid)
-        if live is None or _key(live) != _key(held) or _is_over(live, node_name):
-            free_allocation(effects, effects.state.nodes[node_name], *_key(held))
+        if live is None or attempt_key(live) != attempt_key(held) or _is_over(live, node_name):
+            free_allocation(effects, effects.state.nodes[node_name], attempt_key(held))
 
 
 def _send_again(effects: Effects, attempt: Attempt, part: Part, applied: int) -> None:
@@ -224,14 +224,14 @@ def attempt_ended(effects: Effects, report: reports.AttemptEnded) -> None:
     node = effects.state.nodes.get(report.node)
     if node is not None:
         if node.incarnation == report.incarnation:
-            node = replace(node, ended=(*node.ended, _key(report))[-ENDED_KEPT_MAX:])
+            node = replace(node, ended=(*node.ended, attempt_key(report))[-ENDED_KEPT_MAX:])
             effects.state.put(node)
-        free_allocation(effects, node, *_key(report))
+        free_allocation(effects, node, attempt_key(report))
     attempt = effects.state.attempts.get(report.job_uid)
     part = _part_of(attempt, report.node)
     if attempt is None or part is None or part.phase in PART_OVER:
         return
-    if _key(attempt) != _key(report):
+    if attempt_key(attempt) != attempt_key(report):
         return
     attempt = change_part(effects, attempt, part, PartMove.END, replicas_running=0)
     if 0 in part.ranks:
@@ -294,11 +294,6 @@ def cordon(effects: Effects, node_name: str, cordoned: bool) -> None:
     if node is not None and node.cordoned != cordoned:
         effects.state.put(replace(node, cordoned=cordoned))
         effects.state.capacity_freed(node.pool)
-
-
-def _key(named: Attempt | Allocation | reports.AttemptProgress | reports.AttemptEnded) -> tuple[str, int, int]:
-    """Which attempt is meant. The epoch is part of it: what was said under another lease is about another attempt."""
-    return named.job_uid, named.attempt_number, named.lease_epoch
 
 
 def _parts_on(effects: Effects, node_name: str) -> list[tuple[Attempt, Part]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -16,11 +16,14 @@ from typing import cast
 import orjson
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 
-from .entities import Attempt, Brake, Clock, Entity, Job, NamespaceLimits, Node, NodeLease, Requirement
+from .entities import KINDS, Attempt, Brake, Clock, Entity, Job, NamespaceLimits, Node, NodeLease, Requirement
 
-__all__ = ["Change", "Free", "Queue", "State", "entity_id", "entity_kind", "limits_id"]
+__all__ = ["Change", "Free", "Key", "Queue", "State", "entity_id", "entity_kind", "hash_of", "limits_id"]
+
+Key = tuple[str, str]  # (kind, id)
 
 _CLOCK = "clock"
+_KIND_OF = {type_: kind for kind, type_ in KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,17 @@ class State:
         self.leases: dict[str, NodeLease] = {}
         self.brakes: dict[str, Brake] = {}
         self.limits: dict[str, NamespaceLimits] = {}  # by limits_id
+        self._maps: dict[str, dict[str, Entity]] = cast(
+            "dict[str, dict[str, Entity]]",
+            {
+                "attempt": self.attempts,
+                "brake": self.brakes,
+                "job": self.jobs,
+                "lease": self.leases,
+                "limits": self.limits,
+                "node": self.nodes,
+            },
+        )
         # Derived:
         self.names: dict[tuple[str, str, str], str] = {}  # (pool, namespace, name) → uid of the live job
         self.queues: dict[str, Queue] = {}
@@ -96,23 +110,18 @@ class State:
     def get(self, kind: str, id: str) -> Entity | None:
         if kind == _CLOCK:
             return self.clock
-        return self._map(kind).get(id)
+        return self._maps[kind].get(id)
 
-    def entity_keys(self, behind: tuple[str, str] | None = None) -> list[tuple[str, str]]:
-        """Every entity's (kind, id) in the order of a sweep: the clock, then by kind and id. `behind`: only those that come after it."""
+    def entity_keys(self, behind: Key | None = None) -> list[Key]:
+        """Every entity's key in the order of a sweep: the clock, then by kind and id. `behind`: only those that come after it."""
         found = [(_CLOCK, _CLOCK)]
-        for kind in ("attempt", "brake", "job", "lease", "limits", "node"):
-            found.extend((kind, id) for id in sorted(self._map(kind)))
-        if behind is None:
-            return found
-        return [key for key in found if (key[0] != _CLOCK, key) > (behind[0] != _CLOCK, behind)]
+        for kind, entities in self._maps.items():
+            found.extend((kind, id) for id in sorted(entities))
+        return found if behind is None else [key for key in found if _sweep_order(key) > _sweep_order(behind)]
 
     def hash(self) -> str:
-        """SHA-256 over all entities: the same inputs in the same order give the same hash."""
-        digest = hashlib.sha256()
-        for kind, id in self.entity_keys():
-            digest.update(orjson.dumps((kind, id, self.get(kind, id)), option=orjson.OPT_SORT_KEYS))
-        return digest.hexdigest()
+        """The same inputs in the same order give the same hash."""
+        return hash_of({key: self.get(*key) for key in self.entity_keys()})
 
     def queue(self, pool: str) -> Queue:
         found = self.queues.get(pool)
@@ -153,17 +162,6 @@ class State:
         """Something that did not fit may fit now."""
         self.queue(pool).blocked.clear()
 
-    def _map(self, kind: str) -> dict[str, Entity]:
-        maps: dict[str, object] = {
-            "job": self.jobs,
-            "attempt": self.attempts,
-            "node": self.nodes,
-            "lease": self.leases,
-            "brake": self.brakes,
-            "limits": self.limits,
-        }
-        return cast("dict[str, Entity]", maps[kind])
-
     def _set(self, kind: str, id: str, value: Entity | None) -> None:
         before = self.get(kind, id)
         if self._undo is not None:
@@ -173,9 +171,9 @@ class State:
             self.clock = cast("Clock", value)
             return
         if value is None:
-            self._map(kind).pop(id, None)
+            self._maps[kind].pop(id, None)
         else:
-            self._map(kind)[id] = value
+            self._maps[kind][id] = value
         if kind == "job":
             self._index_job(cast("Job | None", before), cast("Job | None", value))
         elif kind == "node":
@@ -246,18 +244,20 @@ def _free(node: Node) -> Free:
     )
 
 
+def _sweep_order(key: Key) -> tuple[bool, Key]:
+    return key[0] != _CLOCK, key
+
+
+def hash_of(entities: Mapping[Key, Entity | None]) -> str:
+    """SHA-256 over entities, in the order of a sweep."""
+    digest = hashlib.sha256()
+    for key in sorted(entities, key=_sweep_order):
+        digest.update(orjson.dumps((*key, entities[key]), option=orjson.OPT_SORT_KEYS))
+    return digest.hexdigest()
+
+
 def entity_kind(entity: Entity) -> str:
-    if isinstance(entity, Job):
-        return "job"
-    if isinstance(entity, Attempt):
-        return "attempt"
-    if isinstance(entity, Node):
-        return "node"
-    if isinstance(entity, Brake):
-        return "brake"
-    if isinstance(entity, NamespaceLimits):
-        return "limits"
-    return "lease" if isinstance(entity, NodeLease) else _CLOCK
+    return _KIND_OF[type(entity)]
 
 
 def entity_id(entity: Entity) -> str:

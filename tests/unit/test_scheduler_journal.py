@@ -12,7 +12,7 @@ from journal_fixtures import journal_log, journal_place
 from journal_logs import JournalLog
 from memory_inputs import MemoryInputs
 from opentinker.scheduler_stream import journal as journal_module
-from opentinker.scheduler_stream import owner as owner_module
+from opentinker.scheduler_stream import recovery as recovery_module
 from opentinker.scheduler_stream.codec import (
     InputSpan,
     JournalOutput,
@@ -118,7 +118,7 @@ async def test_recovery_piece_by_piece_gives_the_same_state_and_tells_of_its_hea
 ) -> None:
     world, told = world_with_jobs(10), []
     entities = await write_all(await own(journal_log.log), world)
-    monkeypatch.setattr(owner_module, "_READ_RECORDS", 4)
+    monkeypatch.setattr(recovery_module, "_READ_RECORDS", 4)
 
     async def fence() -> None:
         pass
