@@ -100,7 +100,7 @@ _JOB_EVENTS = (
 )  # fmt: skip
 
 _ALERTS = (
-    alerts.DeadLettered, alerts.DeadLettersGrow, alerts.NodeLost, alerts.NodeRecovered, alerts.BrakeEngaged, alerts.BrakeReleased,
+    alerts.DeadLettered, alerts.DeadLettersGrow, alerts.NodeLost, alerts.NodeNameTaken, alerts.NodeRecovered, alerts.BrakeEngaged, alerts.BrakeReleased,
     alerts.JournalAdopted, alerts.SchedulerStuck,
 )  # fmt: skip
 
@@ -120,7 +120,7 @@ _TABLE = (
     Topic(name=JOURNAL, key="none", written_by="scheduler, one writer a partition", read_by="scheduler, its read replica", messages=(),
           retention_ms=-1, log_append_time=True, partitions="inputs", message_bytes_max=JOURNAL_BYTES_MAX, summary="What was decided, before anyone sees it"),
     Topic(name=PLACEMENTS, key="job_uid", written_by="scheduler", read_by="agents",
-          messages=(placements.StartAttempt, placements.StopAttempt, placements.ResumeAttempt),
+          messages=(placements.StartAttempt, placements.StopAttempt, placements.ResumeAttempt, placements.RefuseAgent),
           retention_ms=2 * _DAY_MS, log_append_time=True, summary="What agents shall run and stop"),
     Topic(name=STATUS, key="job_uid", written_by="scheduler (transactional)", read_by="gateway, operator, anyone", messages=(jobs.JobStatus,),
           cleanup="compact", summary="How each job stands"),

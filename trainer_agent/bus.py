@@ -19,7 +19,7 @@ from aiokafka.errors import KafkaError
 from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.schemas.errors import InvalidMessage
-from opentinker.schemas.messages.placements import ResumeAttempt, StartAttempt, StopAttempt
+from opentinker.schemas.messages.placements import RefuseAgent, ResumeAttempt, StartAttempt, StopAttempt
 from opentinker.schemas.messages.reports import AgentStarted, AttemptEnded, Heartbeat
 from opentinker.schemas.messages.training import LogLines, TrainingMetrics
 from opentinker.schemas.records import Envelope, OutputRecord, decode, encode
@@ -27,7 +27,7 @@ from opentinker.schemas.topics import LOGS, METRICS, PLACEMENTS, REPORTS, TOPICS
 
 __all__ = ["BrokerClock", "BulkSender", "Commands", "Reports"]
 
-Command = StartAttempt | StopAttempt | ResumeAttempt
+Command = StartAttempt | StopAttempt | ResumeAttempt | RefuseAgent
 _SEND_TIMEOUT_S = 6.0  # a little more than the producer's own
 _RETRY_S = 0.5
 _CLOCK_NOISE_MS = 2_000

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from opentinker.schemas.messages.reports import AttemptEnded
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 __all__ = ["FolderTakenError", "Journal", "JournalEntry", "JournalledReplica"]
+
+
+_INCARNATION = re.compile(r"([0-9]{13})-([0-9a-f]+)")  # what else stands in the file is nobody's name
 
 
 class FolderTakenError(Exception):
@@ -77,20 +81,22 @@ class Journal:
             os.close(self._lock)
             raise FolderTakenError(f"another agent runs in {directory}; give this one another OPENTINKER_AGENT__DIRECTORY") from None
 
-    def next_incarnation(self, now_ms: int, suffix: str) -> str:
-        """A name for this run of the agent that sorts behind all before it in this folder, also when the machine's clock was set back."""
+    def next_incarnation(self, now_ms: int, suffix: str) -> tuple[str, str | None]:
+        """A name for this run of the agent that sorts behind all before it in this folder, also when the machine's clock was set back; and the one before."""
         path = self._path.with_name("incarnation")
         try:
-            before = int(path.read_text().partition("-")[0])
+            text = path.read_text()
         except (OSError, ValueError):
-            before = 0
+            text = ""
+        known = _INCARNATION.fullmatch(text)
+        before = int(known[1]) if known else 0
         made = f"{max(now_ms, before + 1):013d}-{suffix}"
         try:
             path.with_suffix(".partial").write_text(made)
             os.replace(path.with_suffix(".partial"), path)
         except OSError as error:  # a full disk: the clock alone has to do
             structlog.get_logger().warning("the incarnation could not be written down", path=str(path), error=str(error))
-        return made
+        return made, text if known else None
 
     def read(self) -> Remembered:
         """What is written down. A file that cannot be read is set aside: its processes find no agent and end by themselves."""

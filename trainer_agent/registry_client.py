@@ -1,6 +1,7 @@
 """The registry's HTTP API as trainers and agents use it: fence and resume, begin, upload, commit.
 
 RegistryError                the registry or its store cannot do it now; tried again within a bound, then an infrastructure failure
+├── UnauthorizedError        it does not accept the token: a fault of the node's or its settings', never of a job's (never tried again)
 ├── RefusedError             it will not do it, however often it is asked (never tried again)
 ├── FencedError              a newer attempt holds the fence: stop, and publish nothing (never tried again)
 └── CheckpointConflictError  the same checkpoint id with another content (never tried again)
@@ -41,6 +42,8 @@ __all__ = [
     "RegistryClient",
     "RegistryError",
     "StagedFile",
+    "UnauthorizedError",
+    "check_token",
     "checkpoint_id_of",
     "open_attempt",
 ]
@@ -58,6 +61,10 @@ M = TypeVar("M", bound=BaseModel)
 
 class RegistryError(Exception):
     """The registry or its store could not be reached, or failed."""
+
+
+class UnauthorizedError(RegistryError):
+    """Who asks is not known there."""
 
 
 class RefusedError(RegistryError):
@@ -177,7 +184,7 @@ class RegistryClient:
         for tried in range(1, _TRIES_MAX + 1):
             try:
                 return attempt()
-            except (FencedError, CheckpointConflictError, RefusedError):
+            except (FencedError, CheckpointConflictError, RefusedError, UnauthorizedError):
                 raise
             except (httpx.HTTPError, RegistryError, ValidationError, KeyError) as error:
                 if tried == _TRIES_MAX:
@@ -200,6 +207,14 @@ async def open_attempt(http: httpx.AsyncClient, body: OpenAttempt) -> OpenedAtte
         raise RegistryError(f"open_attempt failed: {type(error).__name__}: {error}") from error
 
 
+async def check_token(http: httpx.AsyncClient) -> None:
+    """For an agent: whether the registry answers, and knows this agent. One try. Raises RegistryError and its kinds."""
+    try:
+        _raise_for_registry(await http.get("/v1/agents/check"))
+    except httpx.HTTPError as error:
+        raise RegistryError(f"{type(error).__name__}: {error}") from error
+
+
 def _raise_for_registry(answer: httpx.Response) -> None:
     """An answer of the registry: a problem document, whose member `reason` tells `fenced` from `conflict` where the status is 409."""
     if answer.is_success:
@@ -212,6 +227,8 @@ def _raise_for_registry(answer: httpx.Response) -> None:
     text = f"{_what(answer)}: {str(members.get('detail', ''))[:300]}"
     if answer.status_code == 409:
         raise (CheckpointConflictError if members.get("reason") == "conflict" else FencedError)(text)
+    if answer.status_code in (401, 403):
+        raise UnauthorizedError(text)
     if answer.is_client_error and answer.status_code not in _TRY_AGAIN:
         raise RefusedError(text)
     raise RegistryError(text)

@@ -31,7 +31,7 @@ from opentinker.trainer_agent.listener import Listener, Place
 from opentinker.trainer_agent.outlets import Outlets
 from opentinker.trainer_agent.processes import TrainerProcess, is_same_process, read_result
 from opentinker.trainer_agent.protocol import AttemptDescription, Event, Hello, MetricsSample, Ready, token_digest
-from opentinker.trainer_agent.registry_client import FencedError, RefusedError, RegistryError, open_attempt
+from opentinker.trainer_agent.registry_client import FencedError, RefusedError, RegistryError, UnauthorizedError, open_attempt
 
 __all__ = ["Supervisor"]
 
@@ -42,7 +42,7 @@ _PEER_TIMEOUT_SLACK_S = 60.0
 
 
 class Supervisor:
-    """The hands of one agent. `beat` is called when a heartbeat is due at once."""
+    """The hands of one agent. `beat` is called when a heartbeat is due at once, `give_up` with the reason when this node can start nothing any more."""
 
     def __init__(
         self,
@@ -58,9 +58,11 @@ class Supervisor:
         *,
         simulated: bool,
         beat: Callable[[], None],
+        give_up: Callable[[str], None],
     ) -> None:
         self._settings, self._node, self._directory, self._simulated = settings, node, directory, simulated
         self._core, self._journal, self._reports, self._http, self._beat = core, journal, reports, http, beat
+        self._give_up = give_up
         self._outlets = Outlets(node, bulk, clock)
         self._listener = Listener(directory, self._knows, self._said)
         self._opened: dict[Key, OpenedAttempt] = {}
@@ -153,14 +155,18 @@ class Supervisor:
             spec_digest=command.spec_digest,
             model_name=command.model,
         )
-        delay_s, message, failure = 0.25, "", FailureClass.START_FAILED
+        delay_s, message, failure = 0.25, "", FailureClass.UNAVAILABLE
         for _ in range(_OPEN_TRIES_MAX):
             try:
                 self._opened[part.key] = await open_attempt(self._http, body)
                 self.perform(self._core.opened(part.key))
                 return
             except (FencedError, RefusedError) as error:
+                message, failure = str(error), FailureClass.START_FAILED
+                break
+            except UnauthorizedError as error:
                 message = str(error)
+                self._give_up(message)
                 break
             except RegistryError as error:
                 message = str(error)

@@ -95,6 +95,12 @@ def _add_attempt_routes(app: FastAPI, pool: Any, blobs: BlobStore, agent_token: 
         with structlog.contextvars.bound_contextvars(job_uid=asked.job_uid):
             return JSONResponse((await open_attempt(pool, blobs, asked)).model_dump())
 
+    @app.get("/v1/agents/check", status_code=204)
+    async def check(request: Request) -> Response:
+        """Whether the agent token is accepted: an agent asks before it takes work."""
+        check_bearer(request, agent_token, "the agent token")
+        return Response(status_code=204)
+
     @app.post("/v1/checkpoints/begin", openapi_extra=_body(BeginCheckpoint))
     async def begin(request: Request) -> Response:
         """Announce a checkpoint's files and get URLs to upload them to."""

@@ -10,17 +10,18 @@ from typing import Any
 
 from opentinker.schemas.messages import jobs
 from opentinker.schemas.messages.jobs import ModelReference
-from opentinker.schemas.messages.placements import StopReason
 from opentinker.schemas.messages.reports import AttemptOutcome, FailureClass
 
 from .effects import Effects
 from .entities import Allocation, Attempt, AttemptKey, Job, Node, Part, Result, Training, attempt_key
 from .fit import Plan
-from .lifecycle import PART_OVER, JobMove, PartMove, move_part
+from .lifecycle import PART_OVER, JobMove, PartMove, StopCause, move_part
 from .policy import TERMINAL_KEPT_MS
-from .retry import decide_retry
+from .retry import backoff_ms, decide_retry
 
 __all__ = ["change_part", "finish_job", "free_allocation", "lose_part", "next_command", "place", "settle", "stop_attempt", "train"]
+
+_OF_A_NODE = (FailureClass.INFRASTRUCTURE, FailureClass.LOST, FailureClass.START_FAILED)  # what may go wrong with a gang whose node is being stopped
 
 
 def next_command(effects: Effects, node_name: str) -> int:
@@ -84,7 +85,8 @@ def change_part(effects: Effects, attempt: Attempt, part: Part, move: PartMove |
     changed = replace(part, phase=phase, **changes)
     attempt = replace(attempt, parts=tuple(changed if other.node == part.node else other for other in attempt.parts))
     effects.state.put(attempt)
-    effects.status_changed(attempt.job_uid)
+    if changed.replicas_running != part.replicas_running:
+        effects.status_changed(attempt.job_uid)
     return attempt
 
 
@@ -98,7 +100,7 @@ def train(effects: Effects, attempt: Attempt, training: Training) -> Attempt:
     return attempt
 
 
-def stop_attempt(effects: Effects, attempt: Attempt, reason: StopReason, message: str, result: Result | None = None) -> Attempt:
+def stop_attempt(effects: Effects, attempt: Attempt, reason: StopCause, message: str, result: Result | None = None) -> Attempt:
     """Tell every part that is left to stop. The first reason stays; a result pins what the attempt came to, once."""
     job = effects.state.jobs[attempt.job_uid]
     if attempt.result is None and result is not None:
@@ -108,7 +110,7 @@ def stop_attempt(effects: Effects, attempt: Attempt, reason: StopReason, message
         effects.state.put(attempt)
         fields = {"attempt_number": attempt.attempt_number, "reason": reason.value, "message": message}
         job = effects.move_job(job, JobMove.STOP, jobs.AttemptStopping, fields, reason=reason.value, message=message)
-    elif reason is StopReason.CANCELLED:
+    elif reason is StopCause.CANCELLED:
         # The user's wish overrides what would otherwise lead to another attempt.
         attempt = replace(attempt, stop=reason, stop_message=message)
     effects.state.put(attempt)
@@ -122,10 +124,13 @@ def stop_attempt(effects: Effects, attempt: Attempt, reason: StopReason, message
 
 
 def lose_part(effects: Effects, attempt: Attempt, part: Part, message: str) -> None:
-    """The part is gone without a word: the gang restarts whole."""
+    """The part is gone without a word: the gang restarts whole. What its agent never listed has not begun, and counts against nobody."""
     attempt = change_part(effects, attempt, part, PartMove.LOSE, replicas_running=0)
-    lost = Result(outcome=AttemptOutcome.FAILED, failure_class=FailureClass.LOST, message=message)
-    attempt = stop_attempt(effects, attempt, StopReason.GANG_FAILED, message, lost)
+    if part.taken_up:
+        lost = Result(outcome=AttemptOutcome.FAILED, failure_class=FailureClass.LOST, message=message)
+    else:
+        lost = Result(outcome=AttemptOutcome.STOPPED, message=f"{message}, before it had begun")
+    attempt = stop_attempt(effects, attempt, StopCause.GANG_FAILED, message, lost)
     settle(effects, attempt)
 
 
@@ -148,7 +153,7 @@ def settle(effects: Effects, attempt: Attempt) -> None:
         "attempt_number": attempt.attempt_number,
         "outcome": result.outcome.value,
         "failure_class": result.failure_class.value if result.failure_class else None,
-        "message": result.message,
+        "message": result.message or attempt.stop_message,
         "global_step": training.global_step,
         "checkpoint_id": training.checkpoint_id,
         "checkpoint_step": training.checkpoint_step,
@@ -158,13 +163,15 @@ def settle(effects: Effects, attempt: Attempt) -> None:
     job = effects.change_job(job, jobs.AttemptFinished, fields, training=training, ran_ms=job.ran_ms + ran_ms)
     if result.outcome is AttemptOutcome.SUCCEEDED:
         _complete(effects, job, result)
-    elif attempt.stop is StopReason.CANCELLED:
+    elif attempt.stop is StopCause.CANCELLED:
         event: dict[str, Any] = {"requested_by": job.cancelled_by, "message": attempt.stop_message}
         finish_job(effects, job, JobMove.CANCEL, jobs.JobCancelled, event, reason="Cancelled", message=attempt.stop_message)
-    elif attempt.stop is StopReason.DEADLINE_EXCEEDED:
+    elif attempt.stop is StopCause.DEADLINE_EXCEEDED:
         message = attempt.stop_message
         event = {"reason": "DeadlineExceeded", "message": message, "attempt_number": attempt.attempt_number}
         finish_job(effects, job, JobMove.FAIL, jobs.JobFailed, event, reason="DeadlineExceeded", message=message)
+    elif _counts_against_nobody(attempt, result):
+        _go_on(effects, job, result.message or attempt.stop_message)
     else:
         _retry(effects, job, result)
 
@@ -201,6 +208,22 @@ def _retry(effects: Effects, job: Job, result: Result) -> None:
         job, JobMove.REQUEUE, jobs.JobRequeued, event,
         reason=jobs.UnschedulableReason.BACKOFF.value, message=message, unschedulable=jobs.UnschedulableReason.BACKOFF,
         eligible_at=effects.now + retry.delay_ms, **counts,
+    )  # fmt: skip
+
+
+def _counts_against_nobody(attempt: Attempt, result: Result) -> bool:
+    stopping = attempt.stop is StopCause.NODE_STOPPING and result.failure_class in _OF_A_NODE
+    return stopping or result.outcome is AttemptOutcome.STOPPED or result.failure_class is FailureClass.UNAVAILABLE
+
+
+def _go_on(effects: Effects, job: Job, message: str) -> None:
+    """The attempt ended through no fault of the job's: it waits its turn again, longer each time, and has all the retries it had."""
+    delay_ms = backoff_ms(job, job.uncounted + 1)
+    event = {"attempt_number": job.attempt_number, "reason": message, "delay_ms": delay_ms}
+    effects.move_job(
+        job, JobMove.REQUEUE, jobs.JobRequeued, event,
+        reason=jobs.UnschedulableReason.BACKOFF.value, message=message, unschedulable=jobs.UnschedulableReason.BACKOFF,
+        eligible_at=effects.now + delay_ms, uncounted=job.uncounted + 1,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from opentinker.schemas.messages import alerts
 
 from .effects import Effects
-from .entities import Brake
+from .entities import Brake, Node
 from .policy import (
     BRAKE_ATTEMPTS_SHARE_PERCENT,
     BRAKE_COUNT_MIN,
@@ -29,7 +29,7 @@ def may_evict(effects: Effects, pool: str, node_name: str) -> bool:
     brake = _brake(effects, pool)
     seen = _note(brake.silent, node_name, effects.now)
     brake = replace(brake, silent=seen)
-    known = len(effects.state.pools.get(pool, ()))
+    known = len(_expected(effects, pool))
     if not brake.engaged and effects.now >= brake.acknowledged_until and _beyond(len(seen), known, BRAKE_NODES_SHARE_PERCENT):
         reason = f"{len(seen)} of {known} nodes fell silent within {BRAKE_WINDOW_MS // 1000} s"
         brake = _engage(effects, brake, reason)
@@ -58,8 +58,9 @@ def node_returned(effects: Effects, pool: str, node_name: str) -> None:
     silent = tuple(item for item in brake.silent if item[0] != node_name)
     brake = replace(brake, silent=silent)
     effects.state.put(brake)
-    still = [name for name in effects.state.pools.get(pool, ()) if not effects.state.nodes[name].alive]
-    recovered = not _beyond(len(still), len(effects.state.pools.get(pool, ())), BRAKE_NODES_SHARE_PERCENT)
+    expected = _expected(effects, pool)
+    still = sum(not node.alive for node in expected)
+    recovered = not _beyond(still, len(expected), BRAKE_NODES_SHARE_PERCENT)
     if brake.engaged and not brake.unknown and recovered:
         _release(effects, brake, "enough nodes are back", spare_the_rest=True)
 
@@ -91,6 +92,11 @@ def _release(effects: Effects, brake: Brake, reason: str, *, spare_the_rest: boo
         node = effects.state.nodes[name]
         if not node.alive:
             effects.state.timer(effects.now + (node.lease_timeout_ms if spare_the_rest else 0), "lease", name)
+
+
+def _expected(effects: Effects, pool: str) -> list[Node]:
+    """The pool's nodes but for those that were told to end: their silence is no sign of anything."""
+    return [node for name in effects.state.pools.get(pool, ()) if not (node := effects.state.nodes[name]).stopping]
 
 
 def _beyond(count: int, total: int, share_percent: int) -> bool:

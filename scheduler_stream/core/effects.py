@@ -105,7 +105,7 @@ class Effects:
     def stop_command(self, job: Job, attempt: Attempt, part: Part) -> None:
         assert attempt.stop is not None
         message = placements.StopAttempt(
-            **self._command(job, attempt, part, part.stop_seq), reason=attempt.stop, message=attempt.stop_message, grace_s=STOP_GRACE_S
+            **self._command(job, attempt, part, part.stop_seq), reason=attempt.stop.told, message=attempt.stop_message, grace_s=STOP_GRACE_S
         )
         self.outputs.append(Output(topic=PLACEMENTS, key=job.uid, message=message, traceparent=job.traceparent))
 
@@ -146,7 +146,9 @@ class Effects:
 
     # Alerts
 
-    def alert(self, subject: str, message: alerts.NodeLost | alerts.NodeRecovered | alerts.BrakeEngaged | alerts.BrakeReleased) -> None:
+    def alert(
+        self, subject: str, message: alerts.NodeLost | alerts.NodeNameTaken | alerts.NodeRecovered | alerts.BrakeEngaged | alerts.BrakeReleased
+    ) -> None:
         self.outputs.append(Output(topic=ALERTS, key=subject, message=message))
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
-from opentinker.schemas.messages.placements import StopReason
 from opentinker.schemas.messages.reports import AttemptOutcome, FailureClass
 
-from .lifecycle import PartPhase
+from .lifecycle import PartPhase, StopCause
 
 __all__ = [
     "KINDS",
@@ -96,6 +95,7 @@ class Job:
     lease_epoch: int = 0
     failures_infrastructure: int = 0
     failures_user_error: int = 0
+    uncounted: int = 0  # attempts since it last ran that ended through no fault of the job's
     eligible_at: int = 0  # pool time before which it waits
     ran_ms: int = 0  # running time of attempts that are over
     started_ms: int | None = None  # broker time
@@ -116,6 +116,7 @@ class Part:
     ranks: tuple[int, ...]
     devices: tuple[tuple[int, ...], ...]  # by rank, in the order of `ranks`
     phase: PartPhase = PartPhase.PLACED
+    taken_up: bool = False  # its agent has listed it; what was lost before that has never begun
     replicas_running: int = 0
     start_seq: int = 0  # command_seq of StartAttempt; 0: adopted, nothing to send
     stop_seq: int = 0  # command_seq of StopAttempt; 0: not told to stop
@@ -147,7 +148,7 @@ class Attempt:
     port: int
     placed_at: int  # pool time
     running_at: int | None = None
-    stop: StopReason | None = None
+    stop: StopCause | None = None
     stop_message: str = ""
     result: Result | None = None
     training: Training = Training()
@@ -190,10 +191,23 @@ class Node:
     port_high: int
     lease_timeout_ms: int
     alive: bool = True
+    stopping: bool = False  # its agent was told to end: it gets no work, and its silence is no loss
     cordoned: bool = False
+    refused_at: int = 0  # pool time at which another agent was last told that the name is taken
+    name_alerted_at: int = 0  # and people
     command_seq: int = 0
     allocations: tuple[Allocation, ...] = ()
     ended: tuple[tuple[str, int, int], ...] = ()  # attempt keys reported as ended: heartbeats sent before the acknowledgement list them
+
+    @property
+    def present(self) -> bool:
+        """Part of its pool's capacity."""
+        return self.alive and not self.stopping
+
+    @property
+    def open(self) -> bool:
+        """Whether gangs may be placed on it."""
+        return self.present and not self.cordoned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,7 @@ def _pending(state: State, job: Job) -> dict[str, Any]:
     }
     text = known.get(plan, "")
     if not text:
-        fit = sum(slots(state.free[name], job.needs) for name in state.pools.get(job.pool, ()) if state.nodes[name].alive)
+        fit = sum(slots(state.free[node.name], job.needs) for node in state.present_nodes(job.pool) if node.open)
         text = (
             f"pool {job.pool} has {free['gpus']} free GPUs, {format_cpu(free['cpuMillis'])} and {format_bytes(free['memoryBytes'])} free"
             f" on {free['nodes']} nodes, room for {fit} of its {job.needs.replicas} replicas"
@@ -82,11 +82,11 @@ def _pending(state: State, job: Job) -> dict[str, Any]:
 
 
 def _free(state: State, pool: str) -> dict[str, int]:
-    alive = [state.nodes[name] for name in state.pools.get(pool, ()) if state.nodes[name].alive]
-    open_nodes = [node for node in alive if not node.cordoned]
+    present = state.present_nodes(pool)
+    open_nodes = [node for node in present if node.open]
     return {
-        "nodes": len(alive),
-        "cordoned": len(alive) - len(open_nodes),
+        "nodes": len(present),
+        "cordoned": len(present) - len(open_nodes),
         "gpus": sum(len(state.free[node.name].devices) for node in open_nodes),
         "cpuMillis": sum(state.free[node.name].cpu_millis for node in open_nodes),
         "memoryBytes": sum(state.free[node.name].memory_bytes for node in open_nodes),
@@ -94,8 +94,8 @@ def _free(state: State, pool: str) -> dict[str, int]:
 
 
 def _capacity(state: State, pool: str) -> str:
-    alive = [state.nodes[name] for name in state.pools.get(pool, ()) if state.nodes[name].alive]
-    gpus, cpu, memory = sum(len(n.devices) for n in alive), sum(n.cpu_millis for n in alive), sum(n.memory_bytes for n in alive)
+    present = state.present_nodes(pool)
+    gpus, cpu, memory = sum(len(n.devices) for n in present), sum(n.cpu_millis for n in present), sum(n.memory_bytes for n in present)
     return f"{gpus} GPUs, {format_cpu(cpu)} and {format_bytes(memory)}"
 
 
@@ -124,6 +124,14 @@ def usual_limits() -> dict[str, int]:
     return {"queuedMax": QUEUED_MAX}
 
 
+def _node_state(node: Node) -> str:
+    if node.stopping:
+        return "Stopping" if node.alive else "Stopped"
+    if not node.alive:
+        return "Lost"
+    return "Cordoned" if node.cordoned else "Ready"
+
+
 def _node(state: State, node: Node) -> dict[str, Any]:
     free = state.free[node.name]
     lease = state.leases.get(node.name)
@@ -131,7 +139,7 @@ def _node(state: State, node: Node) -> dict[str, Any]:
     return {
         "node": node.name,
         "pool": node.pool,
-        "state": "Ready" if node.alive and not node.cordoned else "Cordoned" if node.alive else "Lost",
+        "state": _node_state(node),
         "address": node.address,
         "labels": node.labels,
         "cpuMillis": node.cpu_millis,

@@ -45,7 +45,7 @@ def find_plan(state: State, pool: str, needs: Requirement) -> Plan | Unschedulab
     room: list[tuple[int, str]] = []
     for name in state.pools.get(pool, ()):
         node = state.nodes[name]
-        if node.alive and not node.cordoned and not any(allocation.unknown for allocation in node.allocations):
+        if node.open and not any(allocation.unknown for allocation in node.allocations):
             count = slots(state.free[name], needs)
             if count > 0:
                 room.append((count, name))
@@ -63,12 +63,12 @@ def find_plan(state: State, pool: str, needs: Requirement) -> Plan | Unschedulab
 
 def unschedulable_reason(state: State, pool: str, needs: Requirement) -> UnschedulableReason:
     """Why a gang that does not fit now does not fit: the first cause that holds, in the order of the enum."""
-    alive = [state.nodes[name] for name in state.pools.get(pool, ()) if state.nodes[name].alive]
-    if not alive:
+    present = state.present_nodes(pool)
+    if not present:
         return UnschedulableReason.NO_NODES
-    if _slots_when_empty(alive, needs) < needs.replicas:
+    if _slots_when_empty(present, needs) < needs.replicas:
         return UnschedulableReason.TOO_LARGE
-    if _slots_when_empty((node for node in alive if not node.cordoned), needs) < needs.replicas:
+    if _slots_when_empty((node for node in present if node.open), needs) < needs.replicas:
         return UnschedulableReason.CORDONED
     return UnschedulableReason.INSUFFICIENT_CAPACITY
 

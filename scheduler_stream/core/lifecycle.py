@@ -9,8 +9,9 @@ from enum import StrEnum
 from typing import Final
 
 from opentinker.schemas.messages.jobs import JobPhase
+from opentinker.schemas.messages.placements import StopReason
 
-__all__ = ["JOB_MOVES", "PART_MOVES", "IllegalMoveError", "JobMove", "PartMove", "PartPhase", "move_job", "move_part"]
+__all__ = ["JOB_MOVES", "PART_MOVES", "IllegalMoveError", "JobMove", "PartMove", "PartPhase", "StopCause", "move_job", "move_part"]
 
 
 class IllegalMoveError(Exception):
@@ -72,6 +73,21 @@ PART_MOVES: Final[dict[tuple[PartPhase, PartMove], PartPhase]] = {
 }
 
 PART_OVER: Final = frozenset({PartPhase.ENDED, PartPhase.LOST})
+
+
+class StopCause(StrEnum):
+    """Why an attempt is stopped. Agents are told what their version of StopReason knows."""
+
+    CANCELLED = "Cancelled"
+    GANG_FAILED = "GangFailed"
+    GANG_SUCCEEDED = "GangSucceeded"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    START_TIMEOUT = "StartTimeout"
+    NODE_STOPPING = "NodeStopping"  # the agent of one of its nodes was told to end; the job goes on elsewhere, or there once it is back
+
+    @property
+    def told(self) -> StopReason:
+        return StopReason.GANG_FAILED if self is StopCause.NODE_STOPPING else StopReason(self.value)
 
 
 def move_job(phase: JobPhase, move: JobMove) -> JobPhase:

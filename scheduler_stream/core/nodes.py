@@ -1,7 +1,8 @@
 """Nodes and what their agents report: announcements, heartbeats, ended parts, leases that run out.
 
 A heartbeat is compared with the state: an attempt that should be there and is not is lost; one that should not be there is stopped. Only commands that
-the agent says it has applied are judged by their absence; others are sent again.
+the agent says it has applied are judged by their absence; others are sent again. An agent that was told to end says so: its jobs make a last checkpoint and
+go on elsewhere, and its silence afterwards is no loss.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ from dataclasses import replace
 
 from opentinker.schemas.messages import alerts, jobs, reports
 from opentinker.schemas.messages.jobs import JobPhase
-from opentinker.schemas.messages.placements import StopReason
 from opentinker.schemas.messages.reports import AttemptOutcome, AttemptPhase, FailureClass
 
+from .admission import is_refused, tell_refused
 from .attempts import change_part, free_allocation, lose_part, next_command, settle, stop_attempt, train
 from .brake import may_evict, may_stop_unknown, node_returned
 from .effects import Effects
 from .entities import Allocation, Attempt, AttemptKey, DeviceSlot, Node, NodeLease, Part, Result, Training, attempt_key
-from .lifecycle import PART_OVER, JobMove, PartMove, PartPhase
+from .lifecycle import PART_OVER, JobMove, PartMove, PartPhase, StopCause
 from .policy import COMMAND_RESEND_MS, COMMAND_SEQ_ADOPTED_MAX, ENDED_KEPT_MAX, FIGURE_MAX
 
 __all__ = ["agent_started", "attempt_ended", "cordon", "expire_lease", "heartbeat"]
 
 
 def agent_started(effects: Effects, report: reports.AgentStarted) -> None:
-    """A node's agent is new (its unadopted attempts are gone), or announces itself again (nothing is)."""
+    """A node's agent is new (its unadopted attempts are gone), or announces itself again (nothing is), or is not the node's."""
     state = effects.state
     known = state.nodes.get(report.node)
+    if is_refused(effects, known, report):
+        return
     same = known is not None and known.incarnation == report.incarnation
     listed = {attempt_key(item) for item in report.adopted}
     # An agent that has applied more than we have sent knew another journal: numbers that it has seen would be passed over.
@@ -49,6 +52,7 @@ def agent_started(effects: Effects, report: reports.AgentStarted) -> None:
         port_low=report.port_low,
         port_high=report.port_high,
         lease_timeout_ms=report.lease_timeout_ms,
+        stopping=known.stopping if known and same else False,
         cordoned=known.cordoned if known else False,
         command_seq=max(known.command_seq if known and same else 0, applied_before),
         allocations=allocations,
@@ -60,7 +64,8 @@ def agent_started(effects: Effects, report: reports.AgentStarted) -> None:
     state.capacity_freed(node.pool)
     if known is not None and not known.alive:
         state.timer(effects.now + node.lease_timeout_ms, "lease", node.name)
-        _recovered(effects, node)
+        if not known.stopping:
+            _recovered(effects, node)
     if not same:
         _adopt(effects, node, had, listed)
     _judge_listed(effects, node.name, report.adopted, heartbeat_sequence=None)
@@ -78,12 +83,17 @@ def _adopt(effects: Effects, node: Node, had: list[tuple[Attempt, Part]], listed
 
 
 def heartbeat(effects: Effects, report: reports.Heartbeat) -> None:
-    """Extend the node's lease and compare what it runs with what it should run. Reports of other incarnations are void."""
+    """Extend the node's lease and compare what it runs with what it should run. Reports of other incarnations are void, and answered."""
     state = effects.state
     node, lease = state.nodes.get(report.node), state.leases.get(report.node)
-    if node is None or lease is None or node.incarnation != report.incarnation:
+    if node is None or lease is None:
         return
-    if not node.alive:
+    if node.incarnation != report.incarnation:
+        tell_refused(effects, node, report.incarnation)
+        return
+    if report.stopping:
+        node = _stop_node(effects, node)
+    elif not node.alive and not node.stopping:
         node = replace(node, alive=True)
         state.put(node)
         _recovered(effects, node)
@@ -102,6 +112,22 @@ def heartbeat(effects: Effects, report: reports.Heartbeat) -> None:
     state.put(replace(lease, expires_at=effects.now + node.lease_timeout_ms, applied_seq=applied, heard_ms=effects.broker_ms))
     _judge_listed(effects, node.name, report.attempts, report.sequence)
     _judge_missing(effects, node.name, report, applied)
+    node = state.nodes[node.name]
+    if report.stopping and node.alive and not report.attempts and not node.allocations:
+        state.put(replace(node, alive=False))  # its last word
+
+
+def _stop_node(effects: Effects, node: Node) -> Node:
+    """Its agent was told to end, and ends its trainers with a checkpoint: their gangs stop whole, and use up no retry."""
+    if node.stopping:
+        return node
+    node = replace(node, stopping=True)
+    effects.state.put(node)
+    effects.state.capacity_freed(node.pool)  # the pool has shrunk: waiting jobs may need another reason
+    for attempt, _ in _parts_on(effects, node.name):
+        if attempt.stop is None:
+            stop_attempt(effects, attempt, StopCause.NODE_STOPPING, f"node {node.name} is being stopped")
+    return effects.state.nodes[node.name]
 
 
 def _recovered(effects: Effects, node: Node) -> None:
@@ -126,6 +152,9 @@ def _judge_listed(effects: Effects, node_name: str, listed: Iterable[reports.Att
 
 
 def _follow(effects: Effects, attempt: Attempt, part: Part, item: reports.AttemptProgress, heartbeat_sequence: int | None) -> None:
+    if not part.taken_up:
+        part = replace(part, taken_up=True)
+        attempt = change_part(effects, attempt, part)
     if item.phase is AttemptPhase.PAUSED:
         if part.phase is not PartPhase.PAUSED:
             attempt = change_part(effects, attempt, part, PartMove.PAUSE, replicas_running=0)
@@ -142,7 +171,7 @@ def _follow(effects: Effects, attempt: Attempt, part: Part, item: reports.Attemp
         effects.state.put(replace(attempt, running_at=effects.now))
         fields = {"attempt_number": attempt.attempt_number}
         started = job.started_ms if job.started_ms is not None else effects.broker_ms
-        effects.move_job(job, JobMove.RUN, jobs.AttemptRunning, fields, started_ms=started)
+        effects.move_job(job, JobMove.RUN, jobs.AttemptRunning, fields, started_ms=started, uncounted=0)
 
 
 def _resume(effects: Effects, attempt: Attempt, node_name: str, heartbeat_sequence: int) -> None:
@@ -247,17 +276,17 @@ def _decide(effects: Effects, attempt: Attempt, part: Part, report: reports.Atte
             return attempt
         version = report.model.version if report.model else 0
         result = Result(outcome=AttemptOutcome.SUCCEEDED, message=report.message, stop_reason=report.stop_reason, model_version=version)
-        return stop_attempt(effects, attempt, StopReason.GANG_SUCCEEDED, report.stop_reason, result)
+        return stop_attempt(effects, attempt, StopCause.GANG_SUCCEEDED, report.stop_reason, result)
     if report.outcome is AttemptOutcome.FAILED:
         failure = report.failure_class or FailureClass.INFRASTRUCTURE
         message = f"rank {', '.join(map(str, report.ranks))} on {report.node}: {report.message}"
         return stop_attempt(
-            effects, attempt, StopReason.GANG_FAILED, message, Result(outcome=AttemptOutcome.FAILED, failure_class=failure, message=message)
+            effects, attempt, StopCause.GANG_FAILED, message, Result(outcome=AttemptOutcome.FAILED, failure_class=failure, message=message)
         )
     if attempt.stop is None:
         message = f"node {report.node} stopped it without being told: {report.message}"
         lost = Result(outcome=AttemptOutcome.FAILED, failure_class=FailureClass.INFRASTRUCTURE, message=message)
-        return stop_attempt(effects, attempt, StopReason.GANG_FAILED, message, lost)
+        return stop_attempt(effects, attempt, StopCause.GANG_FAILED, message, lost)
     return attempt
 
 
@@ -276,10 +305,11 @@ def expire_lease(effects: Effects, node_name: str) -> None:
     if node.alive:
         effects.state.put(replace(node, alive=False))
         held = tuple(sorted(attempt.job_uid for attempt, _ in _parts_on(effects, node_name)))
-        effects.alert(node_name, alerts.NodeLost(node=node_name, pool=node.pool, reason=reason, attempts=held, time_ms=effects.broker_ms))
+        if not node.stopping:
+            effects.alert(node_name, alerts.NodeLost(node=node_name, pool=node.pool, reason=reason, attempts=held, time_ms=effects.broker_ms))
     elif not _parts_on(effects, node_name):
         return  # given up long ago: its timer is only back since a worker built its timers anew, and it falls silent no second time
-    if not may_evict(effects, node.pool, node_name):
+    if not node.stopping and not may_evict(effects, node.pool, node_name):
         return
     for attempt, part in _parts_on(effects, node_name):
         current = effects.state.attempts.get(attempt.job_uid)

@@ -23,6 +23,7 @@ __all__ = [
     "CORE_VERSION",
     "ENDED_KEPT_MAX",
     "FITS_PER_STEP_MAX",
+    "NAME_ALERT_MS",
     "QUEUED_MAX",
     "REASONS_PER_STEP_MAX",
     "START_TIMEOUT_MS",
@@ -31,12 +32,13 @@ __all__ = [
     "TIMERS_PER_STEP_MAX",
 ]
 
-CORE_VERSION: Final = 1
+CORE_VERSION: Final = 2
 
 CLOCK_STEP_MAX_MS: Final = 2_000  # one input moves the clock at most this far: an outage of the broker expires nothing
 COMMAND_VALID_MS: Final = 60_000  # an agent ignores a placement older than this; the scheduler sends it again
 COMMAND_RESEND_MS: Final = 4_000  # two heartbeats without the command applied
 COMMAND_SEQ_ADOPTED_MAX: Final = 2**52  # what an agent may say it has applied; messages hold numbers below 2**53
+NAME_ALERT_MS: Final = 600_000  # between two alerts about one node's name, while a second agent keeps asking for it
 START_TIMEOUT_MS: Final = 180_000  # placement → every replica running; importing torch on a cold disk takes up to a minute
 STOP_GRACE_S: Final = 30  # a checkpoint of a gigabyte needs about two seconds, a slow store ten times that
 BACKOFF_BASE_MS: Final = 1_000

@@ -13,7 +13,6 @@ from typing import Any
 from opentinker.schemas.manifest import JobSpec
 from opentinker.schemas.messages import admin, commands, jobs
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
-from opentinker.schemas.messages.placements import StopReason
 from opentinker.schemas.messages.reports import AttemptOutcome
 from opentinker.schemas.quantities import duration_s, format_bytes, format_cpu
 
@@ -21,7 +20,7 @@ from .attempts import finish_job, place, stop_attempt
 from .effects import Effects
 from .entities import Job, NamespaceLimits, Requirement
 from .fit import find_plan
-from .lifecycle import JobMove
+from .lifecycle import JobMove, StopCause
 from .policy import COMMANDS_PER_STEP_MAX, FITS_PER_STEP_MAX, QUEUED_MAX, REASONS_PER_STEP_MAX
 from .state import State, limits_id
 
@@ -125,7 +124,7 @@ def cancel(effects: Effects, command: commands.CancelJob) -> None:
     effects.state.put(job)
     attempt = effects.state.attempts[job.uid]
     if attempt.result is None or attempt.result.outcome is not AttemptOutcome.SUCCEEDED:
-        stop_attempt(effects, attempt, StopReason.CANCELLED, message)
+        stop_attempt(effects, attempt, StopCause.CANCELLED, message)
 
 
 def release_backoff(effects: Effects, job_uid: str) -> None:

@@ -10,7 +10,7 @@ from opentinker.schemas.messages.reports import FailureClass
 from .entities import Job
 from .policy import BACKOFF_BASE_MS, BACKOFF_MAX_MS
 
-__all__ = ["Retry", "decide_retry"]
+__all__ = ["Retry", "backoff_ms", "decide_retry"]
 
 _USER = frozenset({FailureClass.USER_ERROR, FailureClass.OUT_OF_MEMORY})
 
@@ -26,7 +26,7 @@ class Retry:
 
 
 def decide_retry(job: Job, failure: FailureClass) -> Retry:
-    """Count the failure against its budget and choose a delay that doubles, spread by up to a quarter from (job, attempt)."""
+    """Count the failure against its budget, and choose a delay while it lasts."""
     infrastructure, user = job.failures_infrastructure, job.failures_user_error
     if failure is FailureClass.NON_FINITE:
         return Retry(None, "the loss or the weights are not finite; the same settings would fail again", infrastructure, user)
@@ -37,7 +37,13 @@ def decide_retry(job: Job, failure: FailureClass) -> Retry:
         infrastructure += 1
         used, limit, what = infrastructure, job.retries_infrastructure, "spec.retry.infrastructure"
     if used > limit:
-        return Retry(None, f"attempt {job.attempt_number} failed and {what} allows {limit} more", infrastructure, user)
-    base = min(BACKOFF_BASE_MS * 2 ** (used - 1), BACKOFF_MAX_MS)
+        spent = f"{what} allows {limit} retries, and all were used" if limit else f"{what} allows no retry"
+        return Retry(None, f"attempt {job.attempt_number} failed; {spent}", infrastructure, user)
+    return Retry(backoff_ms(job, used), f"{failure}: retry {used} of {limit}", infrastructure, user)
+
+
+def backoff_ms(job: Job, times: int) -> int:
+    """How long to wait for the `times`-th time: doubled each time, spread by up to a quarter from (job, attempt)."""
+    base: int = min(BACKOFF_BASE_MS * 2 ** min(times - 1, 30), BACKOFF_MAX_MS)
     draw = int.from_bytes(hashlib.sha256(f"{job.uid}/{job.attempt_number}".encode()).digest()[:4], "big")
-    return Retry(base + base * (draw % 256) // 1024, f"{failure}: retry {used} of {limit}", infrastructure, user)
+    return base + base * (draw % 256) // 1024

@@ -129,6 +129,10 @@ class State:
             found = self.queues[pool] = Queue()
         return found
 
+    def present_nodes(self, pool: str) -> list[Node]:
+        """The nodes that make up the pool's capacity, cordoned ones among them."""
+        return [self.nodes[name] for name in self.pools.get(pool, ()) if self.nodes[name].present]
+
     # Writing
 
     @contextmanager

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from opentinker.schemas.messages import admin, commands, reports
 from opentinker.schemas.messages.jobs import Cause
-from opentinker.schemas.messages.placements import StopReason
 from opentinker.schemas.messages.reports import AttemptOutcome, FailureClass
 from opentinker.schemas.quantities import format_duration
 from opentinker.schemas.records import Message
@@ -22,6 +21,7 @@ from .brake import acknowledge
 from .effects import Effects, Output
 from .entities import Attempt, Result
 from .invariants import change_violations
+from .lifecycle import StopCause
 from .nodes import agent_started, attempt_ended, cordon, expire_lease, heartbeat
 from .policy import CLOCK_STEP_MAX_MS, START_TIMEOUT_MS, TIMERS_PER_STEP_MAX
 from .queueing import cancel, release_backoff, schedule, set_limits, submit
@@ -123,10 +123,10 @@ def _check_attempt(effects: Effects, job_uid: str) -> None:
     elif attempt.running_at is None:
         message = f"not every replica came to run within {START_TIMEOUT_MS // 1000} s"
         failed = Result(outcome=AttemptOutcome.FAILED, failure_class=FailureClass.START_FAILED, message=message)
-        stop_attempt(effects, attempt, StopReason.START_TIMEOUT, message, failed)
+        stop_attempt(effects, attempt, StopCause.START_TIMEOUT, message, failed)
     else:
         message = f"spec.maxRuntime: ran for {format_duration(job.max_runtime_ms / 1000)}, which is all it may"
-        stop_attempt(effects, attempt, StopReason.DEADLINE_EXCEEDED, message)
+        stop_attempt(effects, attempt, StopCause.DEADLINE_EXCEEDED, message)
 
 
 def _deadline(attempt: Attempt, runtime_left_ms: int) -> int:

@@ -9,7 +9,7 @@ from opentinker.schemas.messages.reports import AttemptOutcome, AttemptPhase, Fa
 
 __all__ = ["LEASE_MS", "MARGIN_MS", "SimAgent", "SimAttempt"]
 
-LEASE_MS, MARGIN_MS = 10_000, 3_000
+LEASE_MS, MARGIN_MS, REFUSED_MS = 10_000, 3_000, 10_000
 
 
 @dataclass(slots=True)
@@ -42,7 +42,10 @@ class SimAgent:
     cpu_millis: int
     memory_bytes: int
     gpus: int
-    incarnation: int = 0
+    folder: str = ""  # where it keeps its memory: another one, with the same name, is a rival
+    starts: int = 0
+    stopping: bool = False  # told to end
+    refused_until: int = 0  # as long as the name is another agent's
     alive: bool = True
     connected: bool = True
     attempts: dict[str, SimAttempt] = field(default_factory=dict)
@@ -54,6 +57,10 @@ class SimAgent:
     sequence: int = 0
 
     @property
+    def incarnation(self) -> str:
+        return f"{self.folder}{self.starts}"
+
+    @property
     def applied_seq(self) -> int:
         seq = 0
         while seq + 1 in self.seen:
@@ -62,13 +69,19 @@ class SimAgent:
 
     def started(self, now: int) -> reports.AgentStarted:
         """A new process: whatever ran is gone with the old one."""
-        self.incarnation += 1
+        self.starts += 1
         self.alive, self.acked_at, self.sequence = True, now, 0
+        self.stopping, self.refused_until = False, 0
         self.attempts.clear()
         self.fading.clear()
         self.seen.clear()
+        return self.announcement()
+
+    def announcement(self) -> reports.AgentStarted:
         return reports.AgentStarted(
-            node=self.name, incarnation=str(self.incarnation), pool=self.pool, boot_id="sim", agent_version="sim",
+            node=self.name, incarnation=self.incarnation, previous_incarnation=f"{self.folder}{self.starts - 1}", pool=self.pool,
+            boot_id=f"sim{self.folder}", agent_version="sim",
+            adopted=tuple(held.progress() for held in self.attempts.values()), applied_seq=self.applied_seq,
             capacity=reports.NodeCapacity(
                 cpu_millis=self.cpu_millis, memory_bytes=self.memory_bytes,
                 devices=tuple(reports.Device(index=i, simulated=True) for i in range(self.gpus)),
@@ -78,13 +91,19 @@ class SimAgent:
 
     def apply(self, command: object, now: int, start_ms: int, run_ms: int) -> None:
         """Take a command that names this incarnation; the same number again changes nothing."""
-        assert isinstance(command, placements.StartAttempt | placements.StopAttempt | placements.ResumeAttempt)
-        if not self.alive or command.incarnation != str(self.incarnation) or command.command_seq in self.seen:
+        assert isinstance(command, placements.StartAttempt | placements.StopAttempt | placements.ResumeAttempt | placements.RefuseAgent)
+        if not self.alive or command.incarnation != self.incarnation:
+            return
+        if isinstance(command, placements.RefuseAgent):
+            self.refused_until = now + REFUSED_MS
+            self.end_all()
+            return
+        if command.command_seq in self.seen:
             return
         self.seen.add(command.command_seq)
         held = self.attempts.get(command.job_uid)
         if isinstance(command, placements.StartAttempt):
-            if command.valid_until_ms >= now and held is None:
+            if command.valid_until_ms >= now and held is None and not self.stopping:
                 ranks = tuple(replica.rank for replica in command.replicas)
                 devices = tuple(index for replica in command.replicas for index in replica.devices)
                 self.attempts[command.job_uid] = SimAttempt(
@@ -106,10 +125,14 @@ class SimAgent:
         self.fading.append(held.progress())
         self.ended.append(
             reports.AttemptEnded(
-                node=self.name, incarnation=str(self.incarnation), pool=self.pool, job_uid=held.job_uid, attempt_number=held.number,
+                node=self.name, incarnation=self.incarnation, pool=self.pool, job_uid=held.job_uid, attempt_number=held.number,
                 lease_epoch=held.epoch, ranks=held.ranks, outcome=outcome, failure_class=failure, global_step=held.step,
             )
         )  # fmt: skip
+
+    def end_all(self) -> None:
+        for held in list(self.attempts.values()):
+            self.end(held, AttemptOutcome.STOPPED, None)
 
     def tick(self, now: int) -> None:
         """Let time pass for what runs here: the agent's half of the lease, starts, ends."""
@@ -133,7 +156,10 @@ class SimAgent:
         ended, self.ended = self.ended, []
         fading, self.fading = self.fading if late else [], []
         beat = reports.Heartbeat(
-            node=self.name, incarnation=str(self.incarnation), pool=self.pool, sequence=self.sequence, applied_seq=self.applied_seq,
-            attempts=(*fading, *(held.progress() for held in self.attempts.values())),
+            node=self.name, incarnation=self.incarnation, pool=self.pool, sequence=self.sequence, applied_seq=self.applied_seq,
+            attempts=(*fading, *(held.progress() for held in self.attempts.values())), stopping=self.stopping,
         )  # fmt: skip
+        if self.stopping:
+            self.alive = bool(beat.attempts)  # its last word
+            self.end_all()
         return [*ended, beat]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentinker.schemas.manifest import parse_manifest, spec_digest
-from opentinker.schemas.messages import BrakeEngaged, SetNamespaceLimits, placements
+from opentinker.schemas.messages import BrakeEngaged, NodeNameTaken, SetNamespaceLimits, placements
 from opentinker.schemas.messages.commands import CancelJob, SubmitJob
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 from opentinker.schemas.messages.reports import AttemptOutcome, AttemptPhase, FailureClass, Tick
@@ -30,6 +30,7 @@ __all__ = ["Report", "SimulationFailedError", "simulate"]
 
 _STEP_MS = 500
 _QUIET_MS = 900_000  # how long a fault-free cluster may take to drain the queue
+_ALL_BACK_MS = 30_000  # within which every agent is back, also one that must wait for its name
 _START_MS = 1_800_000_000_000
 
 
@@ -52,7 +53,9 @@ class _Story:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = random.Random(seed)  # noqa: S311
-        self.limits = random.Random(f"limits {seed}")  # noqa: S311  of its own, so that a story is otherwise what it was before there were limits
+        # Of their own, so that a story is otherwise what it was before there were these.
+        self.limits = random.Random(f"limits {seed}")  # noqa: S311
+        self.names = random.Random(f"names {seed}")  # noqa: S311
         self.report = Report(seed)
         self.state = State()
         self.now = _START_MS
@@ -81,6 +84,8 @@ class _Story:
                 self.deliver(output.message)
             elif isinstance(output.message, BrakeEngaged):
                 self.report.faults["brake"] += 1
+            elif isinstance(output.message, NodeNameTaken):
+                self.report.faults["name_taken"] += 1
 
     def deliver(self, command: Message) -> None:
         """Per job, order is kept; some arrive twice or late."""
@@ -132,6 +137,8 @@ class _Story:
             if agent.connected:
                 self.catch_up(agent)
             agent.tick(self.now)
+            if agent.alive and agent.connected and self.now < agent.refused_until and (self.now // _STEP_MS) % 6 == 0:
+                self.append(REPORTS, agent.announcement())
             if agent.alive and agent.connected and (self.now // _STEP_MS) % 4 == 0:
                 delay = self.random.choice((0, 0, 500))
                 for report in agent.heartbeat(self.now, late=self.random.random() < 0.3):
@@ -153,7 +160,7 @@ class _Story:
         if isinstance(command, placements.StartAttempt):
             held = [d for a in agent.attempts.values() if a.job_uid != command.job_uid for d in a.devices]
             wanted = [index for replica in command.replicas for index in replica.devices]
-            fresh = command.command_seq not in agent.seen and command.incarnation == str(agent.incarnation) and agent.alive
+            fresh = command.command_seq not in agent.seen and command.incarnation == agent.incarnation and agent.alive
             if fresh and set(held) & set(wanted):
                 self.fail(f"{agent.name} is to start {command.job_uid} on devices {wanted} while {held} are in use")
         agent.apply(command, self.now, self.random.choice((500, 1000, 4000)), self.random.choice((2000, 10_000, 40_000)))
@@ -183,6 +190,18 @@ class _Story:
         queued_max = self.limits.choice((0, 2, 5, None, None, None))
         self.append(ADMIN, SetNamespaceLimits(pool="default", namespace="default", queued_max=queued_max, requested_by="sim"))
         self.report.faults["limit"] += 1
+
+    def change_agents(self) -> None:
+        """One is told to end, or a second one comes up with the name of another."""
+        agent = self.names.choice(self.agents)
+        if self.names.random() < 0.7:
+            if agent.alive and not agent.stopping:
+                agent.stopping = True
+                self.report.faults["stop" if agent.attempts else "stop_idle"] += 1
+        elif len(self.agents) < 12:
+            rival = SimAgent(agent.name, agent.pool, agent.cpu_millis, agent.memory_bytes, agent.gpus, folder=f"r{len(self.agents)}.")
+            self.agents.append(rival)
+            self.append(REPORTS, rival.started(self.now))
 
     def fault(self) -> None:
         kind = self.random.choice(("kill", "cut", "fail", "user_error", "restart", "cancel", "broker", "cut_most"))
@@ -247,15 +266,18 @@ def simulate(seed: int, slices: int = 400) -> Report:
             story.submit()
         if story.broker_up and story.limits.random() < 0.02:
             story.limit()
+        if story.broker_up and story.names.random() < 0.02:
+            story.change_agents()
         if story.random.random() < 0.06:
             story.fault()
         story.heal()
         story.advance()
     story.broker_up = True
     story.heal(everything=True)
-    for _ in range(_QUIET_MS // _STEP_MS):
+    for slice_number in range(_QUIET_MS // _STEP_MS):
+        story.heal(everything=True)  # those that were just being stopped are started again, too
         story.advance()
-        if story.drained():
+        if slice_number * _STEP_MS > _ALL_BACK_MS and story.drained():
             break
     for _ in range(20):
         story.advance()

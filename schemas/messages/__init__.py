@@ -7,7 +7,7 @@ admin (administrators), placements and job events and alerts (scheduler), traini
 from __future__ import annotations
 
 from .admin import AcknowledgeBrake, CordonNode, SetNamespaceLimits, UncordonNode
-from .alerts import BrakeEngaged, BrakeReleased, DeadLettered, DeadLettersGrow, JournalAdopted, NodeLost, NodeRecovered, SchedulerStuck
+from .alerts import BrakeEngaged, BrakeReleased, DeadLettered, DeadLettersGrow, JournalAdopted, NodeLost, NodeNameTaken, NodeRecovered, SchedulerStuck
 from .checkpoints import CheckpointCommitted, ModelVersionRegistered
 from .commands import CancelJob, SubmitJob
 from .jobs import (
@@ -29,7 +29,7 @@ from .jobs import (
     Progress,
     UnschedulableReason,
 )
-from .placements import Rendezvous, ReplicaAssignment, ResumeAttempt, StartAttempt, StopAttempt, StopReason
+from .placements import RefuseAgent, Rendezvous, ReplicaAssignment, ResumeAttempt, StartAttempt, StopAttempt, StopReason
 from .reports import (
     AgentStarted,
     AttemptEnded,
@@ -86,8 +86,10 @@ __all__ = [
     "ModelVersionRegistered",
     "NodeCapacity",
     "NodeLost",
+    "NodeNameTaken",
     "NodeRecovered",
     "Progress",
+    "RefuseAgent",
     "Rendezvous",
     "ReplicaAssignment",
     "RequestReference",

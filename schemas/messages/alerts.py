@@ -6,9 +6,19 @@ from pydantic import Field
 
 from ..errors import FieldError
 from ..records import Message
-from .types import Count, JobUid, Millis, Name, NodeName, Text
+from .types import Count, JobUid, Millis, Name, NodeName, Text, Uid
 
-__all__ = ["BrakeEngaged", "BrakeReleased", "DeadLettered", "DeadLettersGrow", "JournalAdopted", "NodeLost", "NodeRecovered", "SchedulerStuck"]
+__all__ = [
+    "BrakeEngaged",
+    "BrakeReleased",
+    "DeadLettered",
+    "DeadLettersGrow",
+    "JournalAdopted",
+    "NodeLost",
+    "NodeNameTaken",
+    "NodeRecovered",
+    "SchedulerStuck",
+]
 
 
 class DeadLettered(Message):
@@ -60,6 +70,18 @@ class NodeLost(Message):
     pool: Name
     reason: Text
     attempts: tuple[JobUid, ...] = ()  # live attempts that had a part there
+    time_ms: Millis
+
+
+class NodeNameTaken(Message):
+    """A second agent says that it is this node, while the first is alive. It gets no work; told once an agent."""
+
+    node: NodeName
+    pool: Name
+    held_by: Uid  # incarnations
+    held_at: Text
+    refused: Uid
+    refused_at: Text
     time_ms: Millis
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from ..records import Message
 from .types import Count, Digest, JobUid, Millis, Name, NodeName, Ordinal, Text, Uid
 
-__all__ = ["Rendezvous", "ReplicaAssignment", "ResumeAttempt", "StartAttempt", "StopAttempt", "StopReason"]
+__all__ = ["RefuseAgent", "Rendezvous", "ReplicaAssignment", "ResumeAttempt", "StartAttempt", "StopAttempt", "StopReason"]
 
 
 class StopReason(StrEnum):
@@ -82,3 +82,12 @@ class ResumeAttempt(_Command):
     """
 
     heartbeat_sequence: Count
+
+
+class RefuseAgent(Message):
+    """The node's name is another agent's, which is alive: run nothing, and announce yourself again. Key: the node. Has no number: it is about no attempt."""
+
+    node: NodeName
+    incarnation: Uid  # the agent that is meant
+    held_by: Uid  # the incarnation that has the name
+    held_at: Text  # its address

@@ -1,7 +1,8 @@
 """What agents tell the scheduler (`nodes.reports`, key pool), and the scheduler's own ticks.
 
 An agent sends AgentStarted once per incarnation, then Heartbeats: at an interval, and at once when an attempt's phase changes. It lists an attempt
-until the AttemptEnded for it is acknowledged by Kafka, so that a heartbeat without it means: it is not there.
+until the AttemptEnded for it is acknowledged by Kafka, so that a heartbeat without it means: it is not there. An agent that is told to end says so in
+its heartbeats before it stops its trainers, and once more when they are gone.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class FailureClass(StrEnum):
     NON_FINITE = "NonFinite"  # loss or weights became NaN or infinite
     LOST = "Lost"  # the agent or its node went away
     START_FAILED = "StartFailed"  # never came to run
+    UNAVAILABLE = "Unavailable"  # what every start needs was away, or did not accept this node: it counts against no job
 
 
 class Device(Message):
@@ -90,11 +92,13 @@ class AttemptProgress(Message):
 class AgentStarted(Message):
     """The agent's process is new; attempts of earlier incarnations that `adopted` does not name are gone.
 
-    Sent again with the same incarnation (every minute) it is an announcement of what the node is and runs, and resets nothing.
+    Sent again with the same incarnation (every minute) it is an announcement of what the node is and runs, and resets nothing. While an agent of another
+    folder or machine holds the node's name, the answer is RefuseAgent, and the announcement changes nothing.
     """
 
     node: NodeName
     incarnation: Uid
+    previous_incarnation: Uid | None = None  # the one before in the same folder, whose lock says that it is dead
     pool: Name
     boot_id: Text
     agent_version: Text
@@ -109,7 +113,7 @@ class AgentStarted(Message):
 
 
 class Heartbeat(Message):
-    """`applied_seq`: every command up to this number has been applied. `capacity` only when it changed."""
+    """`applied_seq`: every command up to this number has been applied. `capacity` only when it changed. `stopping`: the agent was told to end."""
 
     node: NodeName
     incarnation: Uid
@@ -118,6 +122,7 @@ class Heartbeat(Message):
     applied_seq: Count
     attempts: tuple[AttemptProgress, ...] = Field((), max_length=1024)
     capacity: NodeCapacity | None = None
+    stopping: bool = False
 
 
 class AttemptEnded(Message):

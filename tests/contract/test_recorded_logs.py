@@ -47,7 +47,7 @@ def test_every_story_is_recorded_with_this_core_and_small() -> None:
         (
             "faults",
             {"NodeLost", "NodeRecovered", "JobRequeued", "JobCancelled", "StopAttempt", "NameTaken", "UserError", "Infrastructure", "StartTimeout"}
-            | {"DeadlineExceeded", "Cancelled", "GangFailed"},
+            | {"DeadlineExceeded", "Cancelled", "GangFailed", "NodeStopping", "NodeNameTaken", "RefuseAgent"},
         ),
         ("brake", {"BrakeEngaged", "BrakeReleased", "DeadLettered", "NodeLost"}),
     ],

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 import pytest_asyncio
-from agent_world import AgentWorld
-from fake_registry import FakeRegistry
+from agent_world import AgentWorld, agent_world
 from opentinker.schemas.messages.reports import AgentStarted, AttemptEnded, AttemptOutcome, AttemptPhase, FailureClass, Heartbeat
 from opentinker.schemas.messages.training import LogLines, TrainingMetrics
 
@@ -35,14 +34,8 @@ ENDLESS = {"stop": {"totalSteps": 10**9}, "checkpoint": {"every": "1s"}}
 
 @pytest_asyncio.fixture
 async def world(stack: Stack, tmp_path: Path) -> AsyncIterator[AgentWorld]:
-    registry = FakeRegistry()
-    world = AgentWorld(stack.settings.kafka, tmp_path, registry, stack.environment())
-    await world.open()
-    try:
+    async with agent_world(stack, tmp_path) as world:
         yield world
-    finally:
-        await world.close()
-        registry.close()
 
 
 async def test_an_attempt_runs_to_success_with_metrics_logs_checkpoint_and_report(world: AgentWorld) -> None:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from fake_registry import AGENT_TOKEN, FakeRegistry
 from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings
-from opentinker.schemas.messages.placements import Rendezvous, ReplicaAssignment, ResumeAttempt, StartAttempt, StopAttempt, StopReason
+from opentinker.schemas.messages.placements import RefuseAgent, Rendezvous, ReplicaAssignment, ResumeAttempt, StartAttempt, StopAttempt, StopReason
 from opentinker.schemas.messages.reports import AgentStarted, AttemptEnded, AttemptPhase, Heartbeat
 from opentinker.schemas.messages.training import LogLines, TrainingMetrics
 from opentinker.schemas.records import Message, OutputRecord, decode, encode
 from opentinker.schemas.topics import LOGS, METRICS, PLACEMENTS, REPORTS, TOPICS, accepted_types
+
+if TYPE_CHECKING:
+    from conftest import Stack
 
 T = TypeVar("T", bound=Message)
 SMALL = {"num_envs": 4, "n_steps": 32, "batch_size": 32, "n_epochs": 2}
@@ -122,6 +126,11 @@ class AgentWorld:
     async def resume_attempt(self, heartbeat: int, number: int = 1) -> None:
         await self._send(ResumeAttempt(**self._common(number), heartbeat_sequence=heartbeat))
 
+    async def refuse(self) -> None:
+        """Say that the node is another agent's."""
+        incarnation = self.mine(AgentStarted)[-1].incarnation
+        await self._send(RefuseAgent(node=self.node, incarnation=incarnation, held_by="0000000000001-ab", held_at="10.0.0.9"))
+
     def mine(self, kind: type[T]) -> list[T]:
         """What this node, or this job, has said so far."""
         return [
@@ -198,4 +207,17 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-__all__ = ["SMALL", "AgentWorld", "AttemptEnded", "LogLines", "TrainingMetrics"]
+@contextlib.asynccontextmanager
+async def agent_world(stack: Stack, home: Path) -> AsyncIterator[AgentWorld]:
+    """A world with its registry, opened and closed."""
+    registry = FakeRegistry()
+    world = AgentWorld(stack.settings.kafka, home, registry, stack.environment())
+    await world.open()
+    try:
+        yield world
+    finally:
+        await world.close()
+        registry.close()
+
+
+__all__ = ["SMALL", "AgentWorld", "AttemptEnded", "LogLines", "TrainingMetrics", "agent_world"]

@@ -71,6 +71,8 @@ class FakeRegistry:
 
     def _answer(self, request: BaseHTTPRequestHandler, path: str, body: bytes) -> tuple[int, bytes, dict[str, str]]:
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if path == "/v1/agents/check":
+            return (204 if token == AGENT_TOKEN else 401), b"", {}
         if path.startswith("/blob/"):
             assert not token, "the attempt token must not go to the store"
             name = path.removeprefix("/blob/")

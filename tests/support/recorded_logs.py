@@ -166,7 +166,8 @@ def plain() -> RecordedWorld:
 
 
 def faults() -> RecordedWorld:
-    """Nodes are lost and come back, attempts fail for both reasons, never start, run too long; jobs are cancelled, a name is taken."""
+    """Nodes are lost and come back, attempts fail for both reasons, never start, run too long; jobs are cancelled, a name is taken; one
+    node is told to end, and another's name is wanted by a second agent."""
     world = RecordedWorld()
     for number in range(4):
         world.agent(f"node-{number}", gpus=2)
@@ -186,12 +187,18 @@ def faults() -> RecordedWorld:
             world.agent("node-1", gpus=2, incarnation="2")
         if turn == 60:
             world.take_over()
+        if turn == 55:
+            world.agent("node-2", gpus=2, incarnation="9", previous_incarnation=None)
         for uid in (silent, long):
             world.obey_stops(uid)
     late = world.submit("cancelled-late", replicas=2)
     world.run_all(late)
     world.cancel(late)
     world.obey_stops(late)
+    moves = world.submit("moves")
+    world.run_all(moves)
+    world.beat(world.nodes_of(moves)[0], world.progress(moves), stopping=True)
+    world.obey_stops(moves)
     world.tick(15)
     return world
 

@@ -66,9 +66,11 @@ class World:
         capacity = NodeCapacity(
             cpu_millis=cpu * 1000, memory_bytes=max(4, gpus) * 2**30, devices=tuple(Device(index=i, simulated=True) for i in range(gpus))
         )
+        if int(incarnation) > 1:
+            fields = {"previous_incarnation": str(int(incarnation) - 1)} | fields
         report = AgentStarted(
-            node=name, incarnation=incarnation, pool="default", boot_id="b", agent_version="0", capacity=capacity, address="127.0.0.1",
-            port_low=29500, port_high=29510 + gpus, **fields,
+            node=name, incarnation=incarnation, pool="default", agent_version="0", capacity=capacity, address="127.0.0.1",
+            port_low=29500, port_high=29510 + gpus, **({"boot_id": "b"} | fields),
         )  # fmt: skip
         return self.put(report)
 
@@ -98,10 +100,13 @@ class World:
     def cancel(self, uid: str) -> None:
         self.put(CancelJob(job_uid=uid, namespace="default", pool="default", requested_by="t"))
 
-    def beat(self, node: str, *attempts: AttemptProgress, applied: int = 99, incarnation: str = "1", after_ms: int = 0) -> StepResult:
-        return self.put(
-            Heartbeat(node=node, incarnation=incarnation, pool="default", sequence=self.offset, applied_seq=applied, attempts=attempts), after_ms
+    def beat(
+        self, node: str, *attempts: AttemptProgress, applied: int = 99, incarnation: str = "1", after_ms: int = 0, stopping: bool = False
+    ) -> StepResult:
+        beat = Heartbeat(
+            node=node, incarnation=incarnation, pool="default", sequence=self.offset, applied_seq=applied, attempts=attempts, stopping=stopping
         )
+        return self.put(beat, after_ms)
 
     def alive(self, node: str, after_ms: int = 2000) -> None:
         """A heartbeat that lists every live part of the node as running."""

@@ -9,14 +9,17 @@ from opentinker.trainer_agent.journal import Journal
 
 def test_a_later_incarnation_sorts_behind_an_earlier_one_also_when_the_clock_was_set_back(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "boot")
-    names = [journal.next_incarnation(now, "ab") for now in (1_800_000_000_000, 1_799_992_800_000, 1_799_992_900_000, 1_800_000_500_000)]
+    made = [journal.next_incarnation(now, "ab") for now in (1_800_000_000_000, 1_799_992_800_000, 1_799_992_900_000, 1_800_000_500_000)]
     journal.close()
+    names = [name for name, _ in made]
+    assert [before for _, before in made] == [None, *names[:-1]], "each says which one it follows"
     assert names == sorted(set(names))
     assert names[-1] == "1800000500000-ab"
 
 
 def test_what_is_no_incarnation_is_written_anew(tmp_path: Path) -> None:
-    (tmp_path / "incarnation").write_text("broken")
-    journal = Journal(tmp_path, "boot")
-    assert journal.next_incarnation(5, "ab") == "0000000000005-ab"
-    journal.close()
+    for broken in ("broken", "", "99999999999999999999-ab", "\u0661" * 13 + "-ab"):
+        (tmp_path / "incarnation").write_text(broken)
+        journal = Journal(tmp_path, "boot")
+        assert journal.next_incarnation(5, "ab") == ("0000000000005-ab", None)
+        journal.close()

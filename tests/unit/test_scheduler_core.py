@@ -187,9 +187,10 @@ class TestEndings:
         world.agent("node-1")
         uid = world.submit(retry={"infrastructure": 2})
         for _ in range(3):
+            world.run_all(uid)
             world.ended("node-1", uid, AttemptOutcome.FAILED, FailureClass.INFRASTRUCTURE)
-            world.tick(6)
             world.beat("node-1")
+            world.tick(6)
         assert world.job(uid).phase is JobPhase.FAILED
         assert world.job(uid).attempt_number == 3
         delays = [event.delay_ms for event in world.sent(JobRequeued)]
@@ -372,9 +373,18 @@ class TestLeases:
     def test_an_applied_command_whose_attempt_is_missing_is_lost(self, world: World) -> None:
         world.agent("node-1")
         uid = world.submit()
+        world.run_all(uid)
         world.beat("node-1", applied=1)
         assert world.job(uid).unschedulable is UnschedulableReason.BACKOFF
         assert world.job(uid).failures_infrastructure == 1
+
+    def test_what_its_agent_never_took_up_is_placed_again_and_counts_against_nobody(self, world: World) -> None:
+        world.agent("node-1")
+        uid = world.submit()
+        world.beat("node-1", applied=1)  # read, and found void or without a lease
+        assert world.job(uid).unschedulable is UnschedulableReason.BACKOFF
+        assert world.job(uid).failures_infrastructure == 0
+        assert "before it had begun" in world.job(uid).message
 
     def test_a_heartbeat_sent_before_the_end_was_acknowledged_is_no_ghost(self, world: World) -> None:
         world.agent("node-1")

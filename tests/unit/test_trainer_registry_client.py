@@ -17,6 +17,8 @@ from opentinker.trainer_agent.registry_client import (
     RefusedError,
     RegistryClient,
     RegistryError,
+    UnauthorizedError,
+    check_token,
     checkpoint_id_of,
     open_attempt,
 )
@@ -156,5 +158,7 @@ async def test_an_agent_without_its_token_is_refused(registry: FakeRegistry) -> 
         body = OpenAttempt(
             job_uid=JOB, namespace="d", attempt_number=1, lease_epoch=1, node="n", world_size=1, spec_digest="sha256:" + "0" * 64, model_name="m"
         )
-        with pytest.raises(RefusedError):
+        with pytest.raises(UnauthorizedError):
             await open_attempt(http, body)
+        with pytest.raises(UnauthorizedError):
+            await check_token(http)

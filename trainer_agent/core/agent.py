@@ -48,6 +48,7 @@ class AgentCore:
         self.applied_seq = 0
         self.sequence = 0
         self.lease_until_ns = 0
+        self.stopping = False  # told to end: nothing new is started
 
     # What the shell asks.
 
@@ -72,6 +73,7 @@ class AgentCore:
             sequence=self.sequence,
             applied_seq=self.applied_seq,
             attempts=self.listed(),
+            stopping=self.stopping,
         )
 
     def listed(self) -> tuple[AttemptProgress, ...]:
@@ -219,7 +221,7 @@ class AgentCore:
         return actions
 
     def stop_all(self, now_ns: int, grace_s: float) -> list[Action]:
-        """This agent ends: its trainers with it."""
+        """This agent ends, or the node is another's: its trainers end with a checkpoint."""
         return [action for part in self.parts for action in self._stop(part, now_ns, grace_s, told=True)]
 
     # How.
@@ -239,7 +241,7 @@ class AgentCore:
             # One attempt of a job at a time on a node. An older one is on its way out; the scheduler sees that the new one is absent.
             older = [part for part in held if part.command.lease_epoch < command.lease_epoch]
             return [BeatNow(), *(action for part in older for action in self._stop(part, now_ns, _FAILED_GANG_GRACE_S, told=True))]
-        if not self.lease_holds(now_ns):
+        if self.stopping or not self.lease_holds(now_ns):
             return [BeatNow()]
         replicas = tuple(Replica(rank=each.rank, devices=each.devices) for each in sorted(command.replicas, key=lambda each: each.rank))
         part = self._put(Part(command=command, replicas=replicas, traceparent=traceparent))
