@@ -19,12 +19,13 @@ from aiokafka.errors import KafkaError
 from opentinker.compose.runtime import kafka, metrics
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.schemas.access import SCHEDULER_GROUP
-from opentinker.schemas.messages.alerts import SchedulerStuck
-from opentinker.schemas.records import encode
+from opentinker.schemas.messages.alerts import InputHeldUp, SchedulerStuck
+from opentinker.schemas.records import encode, header_text
 from opentinker.schemas.topics import ALERTS, INPUT_TOPICS, REPORTS
 
 from .cycle import PartitionCycle, close_bounded
 from .errors import StuckError
+from .held import Held, Holds
 from .interpret import SOURCE
 
 __all__ = ["Observation", "Stuck", "Watch", "Watchdog", "end_within", "guard_loop"]
@@ -34,11 +35,13 @@ STUCK_S = 90.0
 RECOVERY_S = 120.0  # without any headway: reading one part of a journal is bounded at 60 s
 MEMBERSHIP_S = 30.0  # five session timeouts without being seen in the group
 LOOP_S = 60.0  # the event loop has not come round
+HELD_S = 10.0  # a transaction of somebody that is open for longer is an event; most last some milliseconds
 OBSERVE_S = 5.0
 ANSWER_S = 4.0  # what the broker does not answer in this time is not known; only what is known ends a worker
 ALERT_S = 2.0
 
 LAG = metrics.gauge("scheduler_input_lag", "Records of the input topics that are not stepped yet", ("topic", "partition"))
+HELD = metrics.gauge("scheduler_input_held_records", "Records of the input topics behind an open transaction of somebody", ("topic", "partition"))
 STUCK = metrics.counter("scheduler_stuck_total", "Times that this worker ended because something made no headway", ("what",))
 
 
@@ -121,25 +124,27 @@ class Watchdog:
 
     def __init__(self, settings: KafkaSettings, worker: str, cycles: Mapping[int, PartitionCycle]) -> None:
         self._settings, self._worker, self._cycles = settings, worker, cycles
-        self._watch = Watch()
+        self._watch, self._holds = Watch(), Holds()
         self._joined = False
         self._log = structlog.get_logger().bind(worker=worker)
 
     async def run(self) -> None:
         """Until cancelled. Raises StuckError, after it was told."""
         reader = kafka.groupless_consumer(self._settings, f"{self._worker}-watchdog")
+        to_the_end = kafka.groupless_consumer(self._settings, f"{self._worker}-watchdog-ends", isolation_level="read_uncommitted")
         admin = kafka.admin_client(self._settings, f"{self._worker}-watchdog")
-        await asyncio.gather(reader.start(), admin.start())
+        await asyncio.gather(reader.start(), to_the_end.start(), admin.start())
         try:
             while True:
                 await asyncio.sleep(OBSERVE_S)
+                await self._look_for_holds(reader, to_the_end)
                 stuck = await self._observe(reader) or self._watch.membership(await self._present(admin), time.monotonic())
                 if stuck is not None:
                     await self._tell(stuck)
                     where = f"partition {stuck.partition}" if stuck.partition is not None else f"worker {self._worker}"
                     raise StuckError(f"{where}: {stuck.what}, for {stuck.for_s:.0f} s; it ends so that another worker takes over")
         finally:
-            await close_bounded(reader.stop(), admin.close(), timeout_s=ALERT_S)
+            await close_bounded(reader.stop(), to_the_end.stop(), admin.close(), timeout_s=ALERT_S)
 
     async def _observe(self, reader: AIOKafkaConsumer) -> Stuck | None:
         owned = dict(self._cycles)
@@ -172,6 +177,38 @@ class Watchdog:
             self._watch.moved(partition, topic, through, now)
         return not records
 
+    async def _look_for_holds(self, reader: AIOKafkaConsumer, to_the_end: AIOKafkaConsumer) -> None:
+        """Tell of transactions that are open on our inputs, and of where they come from."""
+        owned = sorted(self._cycles)
+        stable = await self._ends(reader, owned)
+        ends = await self._ends(to_the_end, owned)  # asked later: never below what was stable before
+        if not ends:
+            return
+        for place, offset in stable.items():
+            HELD.labels(place.topic, str(place.partition)).set(max(0, ends.get(place, offset) - offset))
+        for held in self._holds.see(stable, ends, time.monotonic(), HELD_S):
+            source = await self._source_at(held)
+            self._log.error(
+                "an open transaction holds an input up", topic=held.place.topic, partition=held.place.partition, offset=held.offset, source=source
+            )
+            now_ms = int(time.time() * 1000)
+            alert = InputHeldUp(
+                topic=held.place.topic, partition=held.place.partition, offset=held.offset, source=source,
+                records=held.records, for_s=round(held.for_s), time_ms=now_ms,
+            )  # fmt: skip
+            await self._send_soon(alert, f"{held.place.topic}/{held.place.partition}/{held.offset}/held", held.place.topic)
+
+    async def _source_at(self, held: Held) -> str:
+        """The ce_source of the transaction's first record, empty if that cannot be told."""
+        place, offset = held.place, held.offset
+        try:
+            records = await kafka.read_range(
+                self._settings, place.topic, place.partition, offset, offset + 1, timeout_s=ANSWER_S, isolation_level="read_uncommitted"
+            )
+        except (KafkaError, OSError, TimeoutError):
+            return ""
+        return header_text(records[0].headers, "ce_source") or "" if records else ""
+
     async def _ends(self, reader: AIOKafkaConsumer, partitions: list[int]) -> dict[TopicPartition, int]:
         places = [TopicPartition(topic, partition) for partition in partitions for topic in INPUT_TOPICS]
         if not places:
@@ -199,20 +236,25 @@ class Watchdog:
         """Count it, log it, and say it on the alerts topic if that can be done soon."""
         STUCK.labels(stuck.kind).inc()
         self._log.error("stuck", partition=stuck.partition, what=stuck.what, for_s=round(stuck.for_s))
-        sending = asyncio.ensure_future(self._send(stuck))
+        now_ms = int(time.time() * 1000)
+        alert = SchedulerStuck(partition=stuck.partition, worker=self._worker, what=stuck.what, for_s=round(stuck.for_s), time_ms=now_ms)
+        await self._send_soon(alert, f"{self._worker}-stuck", self._worker if stuck.partition is None else f"partition-{stuck.partition}")
+
+    async def _send_soon(self, alert: SchedulerStuck | InputHeldUp, id: str, subject: str) -> None:
+        sending = asyncio.ensure_future(self._send(alert, id, subject))
         _, late = await asyncio.wait({sending}, timeout=ALERT_S)
         if late or sending.exception() is not None:
             sending.cancel()
             self._log.error("the alert could not be published")
 
-    async def _send(self, stuck: Stuck) -> None:
-        now_ms = int(time.time() * 1000)
-        alert = SchedulerStuck(partition=stuck.partition, worker=self._worker, what=stuck.what, for_s=round(stuck.for_s), time_ms=now_ms)
-        subject = self._worker if stuck.partition is None else f"partition-{stuck.partition}"
-        value, headers = encode(alert, id=f"{self._worker}-stuck", source=SOURCE, subject=subject, time_ms=now_ms)
+    async def _send(self, alert: SchedulerStuck | InputHeldUp, id: str, subject: str) -> None:
+        value, headers = encode(alert, id=id, source=SOURCE, subject=subject, time_ms=alert.time_ms)
         producer = kafka.producer(self._settings, f"{self._worker}-alert")  # a new one: an older one may be what is stuck
         await producer.start()
-        await producer.send_and_wait(ALERTS, value, key=subject.encode(), headers=list(headers))
+        try:
+            await producer.send_and_wait(ALERTS, value, key=subject.encode(), headers=list(headers))
+        finally:
+            await close_bounded(producer.stop(), timeout_s=ALERT_S)
 
 
 def guard_loop(timeout_s: float | None = None) -> None:

@@ -100,7 +100,8 @@ _JOB_EVENTS = (
 )  # fmt: skip
 
 _ALERTS = (
-    alerts.DeadLettered, alerts.DeadLettersGrow, alerts.NodeLost, alerts.NodeNameTaken, alerts.NodeRecovered, alerts.BrakeEngaged, alerts.BrakeReleased,
+    alerts.DeadLettered, alerts.DeadLettersGrow, alerts.InputHeldUp, alerts.NodeLost, alerts.NodeNameTaken, alerts.NodeRecovered,
+    alerts.BrakeEngaged, alerts.BrakeReleased,
     alerts.JournalAdopted, alerts.SchedulerStuck,
 )  # fmt: skip
 

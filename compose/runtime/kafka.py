@@ -134,11 +134,13 @@ def input_record(record: ConsumerRecord) -> InputRecord:
     )
 
 
-async def read_range(settings: KafkaSettings, topic: str, partition: int, start: int, end: int, timeout_s: float = 60.0) -> list[InputRecord]:
-    """The committed records of [start, end), by position: offsets may hold no record. Raises TimeoutError if it makes no headway."""
+async def read_range(
+    settings: KafkaSettings, topic: str, partition: int, start: int, end: int, timeout_s: float = 60.0, isolation_level: str = "read_committed"
+) -> list[InputRecord]:
+    """The records of [start, end), committed ones unless said otherwise, by position: offsets may hold no record. Raises TimeoutError without headway."""
     if start >= end:
         return []
-    reader = groupless_consumer(settings, f"range-{topic}-{partition}")
+    reader = groupless_consumer(settings, f"range-{topic}-{partition}", isolation_level=isolation_level)
     await reader.start()
     try:
         place = TopicPartition(topic, partition)

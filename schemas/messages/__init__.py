@@ -7,7 +7,18 @@ admin (administrators), placements and job events and alerts (scheduler), traini
 from __future__ import annotations
 
 from .admin import AcknowledgeBrake, CordonNode, SetNamespaceLimits, UncordonNode
-from .alerts import BrakeEngaged, BrakeReleased, DeadLettered, DeadLettersGrow, JournalAdopted, NodeLost, NodeNameTaken, NodeRecovered, SchedulerStuck
+from .alerts import (
+    BrakeEngaged,
+    BrakeReleased,
+    DeadLettered,
+    DeadLettersGrow,
+    InputHeldUp,
+    JournalAdopted,
+    NodeLost,
+    NodeNameTaken,
+    NodeRecovered,
+    SchedulerStuck,
+)
 from .checkpoints import CheckpointCommitted, ModelVersionRegistered
 from .commands import CancelJob, SubmitJob
 from .jobs import (
@@ -68,6 +79,7 @@ __all__ = [
     "Device",
     "FailureClass",
     "Heartbeat",
+    "InputHeldUp",
     "JobAccepted",
     "JobCancelled",
     "JobCompleted",

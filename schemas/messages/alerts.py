@@ -13,6 +13,7 @@ __all__ = [
     "BrakeReleased",
     "DeadLettered",
     "DeadLettersGrow",
+    "InputHeldUp",
     "JournalAdopted",
     "NodeLost",
     "NodeNameTaken",
@@ -61,6 +62,18 @@ class SchedulerStuck(Message):
     partition: Count | None = None  # None: the worker as a whole
     worker: Text
     what: Text
+    for_s: Count
+    time_ms: Millis
+
+
+class InputHeldUp(Message):
+    """Somebody left a transaction open on an input topic: what stands behind it is read once it ends, or the broker aborts it (after a minute at most)."""
+
+    topic: Text
+    partition: Count
+    offset: Count  # of the transaction's first record
+    source: Text = ""  # its ce_source, if it has one that can be read
+    records: Count  # from there to the end of the partition
     for_s: Count
     time_ms: Millis
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from failpoints import LAUNCHER, failing, hits
-from opentinker.schemas.messages import JobPhase, SchedulerStuck
-from opentinker.schemas.topics import ALERTS
+from opentinker.compose.runtime import kafka
+from opentinker.schemas.messages import InputHeldUp, JobPhase, SchedulerStuck
+from opentinker.schemas.topics import ALERTS, COMMANDS, partition_of
 from scheduler_process import FakeNode, Publisher, TopicReader, Worker, statuses
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -89,3 +90,31 @@ async def test_an_event_loop_that_does_not_come_round_is_ended_from_outside_with
     said = worker.path.read_text()
     assert "Timeout (" in said
     assert "failpoints.py" in said  # where it hung
+
+
+async def test_a_transaction_that_somebody_left_open_is_told_with_its_place_and_source_and_ends_nobody(
+    stack: Any, publisher: Publisher, tmp_path: Path
+) -> None:
+    settings, partition = stack.settings.kafka, partition_of(publisher.pool, stack.settings.kafka.partitions)
+    alerts = TopicReader(settings, ALERTS, 1)
+    await alerts.start()
+    environment = stack.environment() | {"WATCHDOG": json.dumps(PATIENT | {"HELD_S": 1})}
+    worker = Worker(environment, tmp_path / "worker.log", launcher=LAUNCHER)
+    outsider = kafka.transactional_producer(settings, "outsider", f"outsider-{publisher.pool}")
+    await outsider.start()
+    try:
+        async with FakeNode(settings, publisher, f"n-{publisher.pool}"):
+            await publisher.submit("before")
+            await outsider.begin_transaction()
+            left_open = await outsider.send_and_wait(COMMANDS, b"{}", partition=partition, headers=[("ce_source", b"lab/importer")])
+            behind = await publisher.submit("behind")
+            [alert] = await alerts.until(lambda seen: [each.message for each in seen if isinstance(each.message, InputHeldUp)], 30)
+            assert (alert.topic, alert.partition, alert.offset, alert.source) == (COMMANDS, partition, left_open.offset, "lab/importer")
+            assert alert.records >= 2, "it and what stands behind it"
+            await outsider.abort_transaction()
+            assert (await statuses(settings, {behind}))[behind].phase is JobPhase.COMPLETED
+            assert worker.process.poll() is None
+    finally:
+        await outsider.stop()
+        await asyncio.to_thread(worker.stop)
+        await alerts.stop()
