@@ -149,7 +149,9 @@ async def test_an_owner_that_sleeps_through_a_takeover_does_no_harm(stack: Any, 
         if ended == 0:  # it had stepped nothing, and heard from its group first that the partition is another's: it lived on as a standby
             assert place == "ownership.started"
         else:
-            assert "a newer owner started at journal offset" in said or "the status producer was fenced" in said
+            # Which it meets first: the newer owner's record, its fenced producer, or that its own wait ran out while it slept.
+            ways = ("a newer owner started at journal offset", "the status producer was fenced", "no answer from the journal within")
+            assert any(way in said for way in ways)
         if place == "cycle.stepped":  # it wrote, and nobody counts it
             assert await voids_since(settings, partition, before) > 0
         if place == "status.begun":
