@@ -154,7 +154,7 @@ async def test_an_owner_that_sleeps_through_a_takeover_does_no_harm(stack: Any, 
             assert any(way in said for way in ways)
         if place == "cycle.stepped":  # it wrote, and nobody counts it
             assert await voids_since(settings, partition, before) > 0
-        if place == "status.begun":
+        if place == "status.begun" and "no answer from the journal within" not in said:
             assert "the status producer was fenced" in said
         same_bytes(await all_of(events))
     await events.stop()
