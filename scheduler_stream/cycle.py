@@ -81,7 +81,7 @@ class PartitionCycle:
         self._settings, self._worker, self._boot_id, self._group = settings, worker, boot_id, group
         self._on_failure = on_failure
         self._intake: Intake | None = None
-        self._log = structlog.get_logger().bind(partition=partition)
+        self._log = structlog.get_logger().bind(partition=partition, worker=worker)
         self._stopping = asyncio.Event()
         self._owned_or_stopping = asyncio.Event()
         self._positions: dict[str, InputSpan] = {}

@@ -109,7 +109,7 @@ def status(output: str) -> None:
         ports = {name: port for program in found.programs for name, port in program.ports.items()}
         if found.running and "gateway" in ports:
             _print_addresses(_home(), ports["gateway"], ports.get("kafka"))
-    healthy = found.running and all(program.state in ("running", "stopped") for program in found.programs)
+    healthy = found.running and all(program.state in ("running", "stopped") for program in found.programs)  # stopped: left out by --only
     sys.exit(0 if healthy else 1)
 
 
@@ -128,16 +128,28 @@ def restart(name: str) -> None:
 
 def _print_table(found: StackStatus) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table("program", "state", "pid", "up", "memory", "ports", box=None, pad_edge=False)
+    console = Console(highlight=False)
+    left = [program for program in found.programs if program.pid]
+    if not found.running and not left:
+        console.print(f"{escape(found.home)}: stopped; `opentinker up` starts it")
+        return
+    table = Table("program", "state", "pid", "up", "restarts", "memory", "ports", box=None, pad_edge=False)
     for program in found.programs:
         ports = " ".join(str(port) if name == program.name else f"{name}:{port}" for name, port in program.ports.items())
         memory = f"{program.pss_bytes / 2**20:.0f} MiB" if program.pid else ""
-        table.add_row(program.name, program.state, str(program.pid or ""), f"{program.uptime_s} s" if program.uptime_s else "", memory, ports)
-    console = Console(highlight=False)
+        uptime, restarts = f"{program.uptime_s} s" if program.uptime_s else "", str(program.restarts or "")
+        table.add_row(program.name, program.state, str(program.pid or ""), uptime, restarts, memory, ports)
     console.print(table)
-    console.print(f"\n{found.home}: {sum(program.pss_bytes for program in found.programs) / 2**20:.0f} MiB in all")
+    for program in found.programs:
+        if program.reason:
+            console.print(
+                f"\n{program.name} is {program.state}: {escape(program.reason)}\n  its log: {escape(found.home)}/logs/{program.name}.log",
+                soft_wrap=True,
+            )
+    console.print(f"\n{escape(found.home)}: {sum(program.pss_bytes for program in found.programs) / 2**20:.0f} MiB in all")
 
 
 def _print_addresses(home: Home, gateway: int, kafka: int | None) -> None:

@@ -94,7 +94,7 @@ def prepare_kafka(home: Home, ports: Mapping[str, int], cluster_id: str, env: Ma
         argv=(*files.java(), *([f"-XX:AOTCache={cache}"] if cache else []), "kafka.Kafka", str(files.properties)),
         env=env,
         cwd=home.run,
-        ready=Ready(how="kafka"),
+        ready=Ready(how="kafka", port=ports["kafka"]),
         ports={"kafka": ports["kafka"]},
         stop_wait_s=20,
         causes=(

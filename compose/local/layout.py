@@ -60,6 +60,7 @@ class Layout:
     stack_id: str
     cluster_id: str
     ports: Mapping[str, int]
+    moved: Mapping[str, tuple[int, int]]  # ports that people know by heart or by the last run: (where it was, where it is)
     embedded: tuple[str, ...]
     agents: AgentShape
     environment: Mapping[str, str]  # of every program, before its own additions
@@ -119,6 +120,11 @@ def choose_layout(home: Home, options: UpOptions, environ: Mapping[str, str], *,
         stack_id=stack_id,
         cluster_id=cluster_id,
         ports=ports,
+        moved={
+            request.name: (before, ports[request.name])
+            for request in requests
+            if request.usual and request.name not in asked and (before := kept_ports.get(request.name, request.usual)) != ports[request.name]
+        },
         embedded=embedded_parts(environ),
         agents=options.agents,
         environment=environment,

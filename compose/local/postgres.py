@@ -68,7 +68,7 @@ def prepare_postgres(home: Home, ports: Mapping[str, int], password: str, env: M
         argv=(str(binaries / "postgres"), "-D", str(data)),
         env=env,
         cwd=data,
-        ready=Ready(how="postgres"),
+        ready=Ready(how="postgres", port=ports["postgres"]),
         ports={"postgres": ports["postgres"]},
         stop_signal="INT",  # fast: a smart stop (TERM) waits for every client
         stop_wait_s=15,

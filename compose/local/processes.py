@@ -14,8 +14,20 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["STACK_ID_VARIABLE", "Recorded", "end_processes", "find_marked", "is_alive", "proportional_memory", "read_records", "start_ticks"]
+__all__ = [
+    "STACK_ID_VARIABLE",
+    "Recorded",
+    "end_processes",
+    "find_marked",
+    "is_alive",
+    "listens",
+    "port_holder",
+    "proportional_memory",
+    "read_records",
+    "start_ticks",
+]
 
 STACK_ID_VARIABLE = "OPENTINKER_STACK_ID"
 
@@ -95,6 +107,39 @@ def end_processes(processes: Iterable[Recorded], *, wait_s: float) -> None:
     deadline = time.monotonic() + 2.0
     while any(is_alive(process) for process in alive) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process, or one that descends from it, accepts connections on a port."""
+    import psutil
+
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return False
+    for process in family:
+        with contextlib.suppress(psutil.Error):
+            if any(_accepts(each, port) for each in process.net_connections("tcp")):
+                return True
+    return False
+
+
+def _accepts(connection: Any, port: int) -> bool:
+    return connection.status == "LISTEN" and bool(connection.laddr) and connection.laddr.port == port
+
+
+def port_holder(port: int) -> str:
+    """Who accepts connections on a port, in words."""
+    import psutil
+
+    for each in psutil.net_connections("tcp"):
+        if _accepts(each, port):
+            if each.pid is None:
+                return "another user's process"
+            with contextlib.suppress(psutil.Error):
+                return f"process {each.pid} ({' '.join(psutil.Process(each.pid).cmdline())[:60]})"
+    return "nobody"
 
 
 def proportional_memory(pid: int, *, with_children: bool = True) -> tuple[int, int]:

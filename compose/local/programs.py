@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from opentinker.compose.local.ports import PortRequest
 
-__all__ = ["PARTS", "AgentShape", "Program", "Ready", "explain", "port_requests", "service_programs"]
+__all__ = ["PARTS", "AgentShape", "Program", "Ready", "explain", "port_requests", "service_programs", "stop_stages"]
 
 PARTS = ("kafka", "postgres", "s3")
+AGENT = "agent-"  # what the name of an agent's program begins with
 # SeaweedFS's maintenance worker dials the admin port plus this, whatever -admin.port.grpc says; elsewhere it spins on a closed port for ever.
 S3_ADMIN_GRPC_OFFSET = 10_000
 _RENDEZVOUS_PORTS = 20  # a node of the local profile runs one gang or two at a time; each takes one port
@@ -28,6 +29,7 @@ class Ready:
 
     how: Literal["kafka", "postgres", "s3", "http"]
     url: str = ""
+    port: int = 0  # that the program itself listens on once it is ready; 0: it is nobody's of ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,15 @@ class Program:
     causes: tuple[tuple[str, str], ...] = ()
 
 
+def stop_stages(names: Iterable[str]) -> list[list[str]]:
+    """In which order programs end: agents first, whose trainers write a last checkpoint through all the others; then who brings work in, who decides and
+    remembers, and the parts that all of them need."""
+    stages: list[list[str]] = [[], [], [], []]
+    for name in names:
+        stages[0 if name.startswith(AGENT) else 3 if name in PARTS else 1 if name in ("gateway", "ingress") else 2].append(name)
+    return [stage for stage in stages if stage]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentShape:
     """How many agents the local profile runs, and what each advertises."""
@@ -60,7 +71,7 @@ class AgentShape:
 
 # Words that any of our logs may end with, in the order in which they are believed.
 _COMMON_CAUSES = (
-    (r"Address already in use|bind: address already|could not bind", "its port is taken by another program; `--port NAME=NUMBER` chooses another"),
+    (r"(?i)address already in use|could not bind", "its port is taken by another program; `--port NAME=NUMBER` chooses another"),
     (r"No space left on device", "the disk is full"),
     (r"Permission denied", "the file system denies access; look at the owner of the named file"),
     (r"Cannot allocate memory|OutOfMemoryError|There is insufficient memory", "there is not enough memory"),
@@ -126,7 +137,7 @@ def service_programs(ports: Mapping[str, int], agents: AgentShape, base_env: Map
                 argv=(sys.executable, "-m", service.module),
                 env={**base_env, **extra},
                 cwd=home,
-                ready=Ready(how="http", url=f"http://127.0.0.1:{ports[service.ready_port]}/ready"),
+                ready=_asked_at(ports[service.ready_port]),
                 ports={service.ready_port: ports[service.ready_port]},
                 needs=tuple(parts),
                 stop_wait_s=15,
@@ -136,8 +147,12 @@ def service_programs(ports: Mapping[str, int], agents: AgentShape, base_env: Map
     return programs
 
 
+def _asked_at(port: int) -> Ready:
+    return Ready(how="http", url=f"http://127.0.0.1:{port}/ready", port=port)
+
+
 def _agent(number: int, ports: Mapping[str, int], shape: AgentShape, base_env: Mapping[str, str], home: Path, parts: Sequence[str]) -> Program:
-    name = f"agent-{number}"
+    name = f"{AGENT}{number}"
     first = ports[f"{name}-rendezvous"]
     metrics = ports[f"{name}-metrics"]
     env = {
@@ -153,7 +168,7 @@ def _agent(number: int, ports: Mapping[str, int], shape: AgentShape, base_env: M
         argv=(sys.executable, "-m", "opentinker.trainer_agent"),
         env={**base_env, **env},
         cwd=home,
-        ready=Ready(how="http", url=f"http://127.0.0.1:{metrics}/ready"),
+        ready=_asked_at(metrics),
         ports={"metrics": metrics, "rendezvous": first},
         needs=tuple(parts),
         stop_wait_s=25,  # its trainers write a last checkpoint before they go

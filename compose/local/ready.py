@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from opentinker.compose.local.programs import Ready
     from opentinker.compose.runtime.settings import Settings
 
-__all__ = ["ask", "s3_client"]
+__all__ = ["ask", "ask_http", "s3_client"]
 
 _ASK_TIMEOUT_S = 2.0
 
@@ -24,7 +24,7 @@ async def ask(ready: Ready, settings: Settings) -> str | None:
     try:
         async with asyncio.timeout(_ASK_TIMEOUT_S):
             if ready.how == "http":
-                return await _http(ready.url)
+                return await ask_http(ready.url)
             await checks[ready.how](settings)
     except TimeoutError:
         return "no answer yet"
@@ -99,7 +99,7 @@ async def _s3(settings: Settings) -> None:
             raise ConnectionError("read back another object than was written")
 
 
-async def _http(url: str) -> str | None:
+async def ask_http(url: str) -> str | None:
     """A plain GET over one connection: importing an HTTP client would take longer than the services need."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)

@@ -50,7 +50,7 @@ def prepare_s3(home: Home, ports: Mapping[str, int], bucket: str, access_key: st
         argv=(str(Path(sys.executable).with_name("weed")), "-logtostderr=true", "mini", *(f"-{name}={value}" for name, value in flags.items())),
         env={**env, "AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key, "GOMEMLIMIT": _GO_HEAP_SOFT_LIMIT},
         cwd=data,
-        ready=Ready(how="s3"),
+        ready=Ready(how="s3", port=ports["s3"]),
         ports={"s3": ports["s3"]},
         stop_wait_s=10,
     )

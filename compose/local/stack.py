@@ -19,8 +19,8 @@ from types import FrameType
 from opentinker.compose.local.errors import PartFailed, StackError
 from opentinker.compose.local.home import Home
 from opentinker.compose.local.layout import Layout, UpOptions, choose_layout, prepare_programs, settings_of
-from opentinker.compose.local.processes import Recorded, end_processes, find_marked, is_alive, read_records
-from opentinker.compose.local.programs import PARTS, Program, explain
+from opentinker.compose.local.processes import Recorded, end_processes, find_marked, is_alive, listens, port_holder, read_records
+from opentinker.compose.local.programs import AGENT, PARTS, Program, explain, stop_stages
 from opentinker.compose.local.progress import Progress
 from opentinker.compose.local.ready import ask
 from opentinker.compose.local.supervisor import SUPERVISOR, Supervisor
@@ -29,7 +29,7 @@ from opentinker.compose.runtime.settings import Settings
 __all__ = ["down", "restart", "supervisor_of", "up"]
 
 _TRIES_MAX = 3  # starts of one program during an `up` before it is called failed: about four seconds
-_STOP_SERVICES_S, _STOP_PARTS_S, _STOP_SUPERVISOR_S = 30.0, 25.0, 10.0  # a little above each program's own stop wait
+_STOP_STAGE_S, _STOP_SUPERVISOR_S = 30.0, 10.0  # a little above each program's own stop wait
 _LEFTOVER_WAIT_S = 15.0
 _LAST_LINES = 15
 
@@ -48,6 +48,8 @@ def up(home: Home, options: UpOptions, progress: Progress) -> Layout:
         elif not running:
             _end_leftovers(home, progress)
         layout = choose_layout(home, options, os.environ, running=running)
+        for name, (earlier, port) in layout.moved.items():
+            progress.say(f"port {earlier} of {name} is held by {port_holder(earlier)}; {name} listens on {port} from now on")
         supervisor = Supervisor(home=home, port=layout.ports["supervisor"], password=home.secret("supervisor-password"))
         states = supervisor.states() if running else {}
         before = {name for name, info in states.items() if info["statename"] == "RUNNING"}
@@ -64,7 +66,7 @@ def up(home: Home, options: UpOptions, progress: Progress) -> Layout:
             with _signals_ignored():
                 progress.say("stopping what was started")
                 if running:
-                    supervisor.stop_programs([program.name for program in wanted if program.name not in before], _STOP_SERVICES_S)
+                    _stop_in_order(supervisor, [program.name for program in wanted if program.name not in before], progress)
                 else:
                     _stop_everything(home, progress)
             raise
@@ -87,7 +89,7 @@ def restart(home: Home, name: str) -> None:
     known = sorted(supervisor.states())
     if name not in known:
         raise StackError(f"no program {name!r}; there are {', '.join(known)}")
-    supervisor.stop_programs([name], _STOP_SERVICES_S)
+    supervisor.stop_programs([name], _STOP_STAGE_S)
     supervisor.start_program(name)
 
 
@@ -110,6 +112,7 @@ def _take_over(supervisor: Supervisor, programs: Sequence[Program], layout: Layo
     """Write the configuration and have supervisord know it."""
     stack = layout.home.read_stack()
     stack["programs"] = {program.name: dict(program.ports) for program in programs}
+    stack["listens"] = {program.name: program.ready.port for program in programs}
     layout.home.write_stack(stack)
     supervisor.write(programs)
     if running:
@@ -165,13 +168,22 @@ async def _start_one(supervisor: Supervisor, program: Program, settings: Setting
             await ready[need].wait()
     await asyncio.to_thread(supervisor.start_program, program.name)
     deadline = time.monotonic() + program.start_timeout_s
-    while (reason := await ask(program.ready, settings)) is not None:
+    while (reason := await ask(program.ready, settings) or await _somebody_else(supervisor, program)) is not None:
         if time.monotonic() > deadline:
             raise _failure(supervisor.home, program, f"not ready after {program.start_timeout_s:.0f} s ({reason})")
         await asyncio.sleep(0.05)
     progress.done(program.name, "ready")
     if program.name in ready:
         ready[program.name].set()
+
+
+async def _somebody_else(supervisor: Supervisor, program: Program) -> str | None:
+    """Why what answered is not this home's program: another stack may sit on its port."""
+    port = program.ready.port
+    info = (await asyncio.to_thread(supervisor.states)).get(program.name, {})
+    if port and not (info.get("pid") and await asyncio.to_thread(listens, info["pid"], port)):
+        return f"port {port} is answered by {await asyncio.to_thread(port_holder, port)}, not by this stack's {program.name}"
+    return None
 
 
 async def _ensure_topics(settings: Settings, ready: dict[str, asyncio.Event], progress: Progress) -> None:
@@ -230,16 +242,23 @@ def _failure(home: Home, program: Program, fallback: str) -> PartFailed:
 
 
 def _stop_everything(home: Home, progress: Progress) -> None:
-    """Services first, since they say goodbye through Kafka; then the parts, supervisord, and whatever is left."""
+    """In the order of `stop_stages`; then supervisord, and whatever is left."""
     supervisor = supervisor_of(home)
     if supervisor is not None and supervisor.is_running():
         with contextlib.suppress(OSError):  # it may end while we talk: what follows needs no supervisor
-            names = list(supervisor.states())
-            supervisor.stop_programs([name for name in names if name not in PARTS], _STOP_SERVICES_S)
-            supervisor.stop_programs([name for name in names if name in PARTS], _STOP_PARTS_S)
+            _stop_in_order(supervisor, list(supervisor.states()), progress)
             supervisor.shut_down()
             _wait_until_gone([record for record in read_records(home.pids) if record.name == SUPERVISOR], _STOP_SUPERVISOR_S)
     _end_leftovers(home, progress)
+
+
+def _stop_in_order(supervisor: Supervisor, names: Sequence[str], progress: Progress) -> None:
+    def waiting(for_: list[str]) -> None:
+        why = ": their trainers write a last checkpoint" if for_[0].startswith(AGENT) else ""
+        progress.say(f"waiting for {', '.join(for_)}{why}")
+
+    for stage in stop_stages(names):
+        supervisor.stop_programs(stage, _STOP_STAGE_S, waiting)
 
 
 def _end_leftovers(home: Home, progress: Progress) -> None:
@@ -248,8 +267,8 @@ def _end_leftovers(home: Home, progress: Progress) -> None:
     if records:
         progress.say(f"ending what was left running: {', '.join(record.name for record in records)}")
     end_processes([record for record in records if record.name == SUPERVISOR], wait_s=1.0)
-    end_processes([record for record in records if record.name not in (SUPERVISOR, *PARTS)], wait_s=_LEFTOVER_WAIT_S)
-    end_processes([record for record in records if record.name in PARTS], wait_s=_LEFTOVER_WAIT_S)
+    for stage in stop_stages(record.name for record in records if record.name != SUPERVISOR):
+        end_processes([record for record in records if record.name in stage], wait_s=_LEFTOVER_WAIT_S)
     stack_id = home.read_stack().get("stack_id")
     if stack_id:
         end_processes(find_marked(stack_id), wait_s=3.0)

@@ -1,17 +1,34 @@
-"""What runs, as one value that prints as JSON or as a table."""
+"""What runs, as one value that prints as JSON or as a table.
+
+`running` is said of a program only if it is this home's own process that listens on its port and says that it is ready; a program that ends again and again
+is shown as that, with how often.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 from opentinker.compose.local.home import Home
-from opentinker.compose.local.processes import is_alive, proportional_memory, read_records
+from opentinker.compose.local.processes import is_alive, listens, port_holder, proportional_memory, read_records
+from opentinker.compose.local.programs import PARTS
+from opentinker.compose.local.ready import ask_http
 from opentinker.compose.local.stack import supervisor_of
 from opentinker.compose.local.supervisor import SUPERVISOR
 
 __all__ = ["ProgramStatus", "StackStatus", "read_status"]
+
+_RESTARTS_WINDOW_S = 600.0
+_RESTARTING_MIN = 3  # ends within the window, the last a moment ago: it does not come to stand
+_SETTLED_S = 30.0
+_ASK_S = 2.0
+_EXIT = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \w+ exited: (\S+) \((?!exit status 0; expected)")
+_LOG_TAIL = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +36,12 @@ class ProgramStatus:
     """One line of `opentinker status`."""
 
     name: str
-    state: str  # running, starting, backoff, fatal, stopped, orphaned
+    state: str  # running, unready, starting, restarting, failed, stopping, stopped, orphaned
+    reason: str  # of a state that is not as it should be
     pid: int
     ports: dict[str, int]
     uptime_s: int
+    restarts: int  # in the last ten minutes, by itself
     rss_bytes: int
     pss_bytes: int
 
@@ -40,34 +59,93 @@ class StackStatus:
 
 
 def read_status(home: Home) -> StackStatus:
-    """Ask supervisord; where it is gone, look at the records it left."""
+    """Ask supervisord and the programs; where supervisord is gone, look at the records it left."""
     supervisor = supervisor_of(home) if home.stack_file.exists() else None
     running = supervisor is not None and supervisor.is_running()
     states = supervisor.states() if supervisor is not None and running else {}
     alive = {record.name: record for record in read_records(home.pids) if is_alive(record)}
-    known: dict[str, dict[str, int]] = home.read_stack().get("programs", {})
+    stack = home.read_stack()
+    known: dict[str, dict[str, int]] = stack.get("programs", {})
+    ends = _ends(home) if running else Counter()
+    unready = asyncio.run(
+        _unready({name: int(info["pid"]) for name, info in states.items() if info["statename"] == "RUNNING"}, stack.get("listens", {}))
+    )
     programs = []
     for name in dict.fromkeys([SUPERVISOR, *known, *states]):
-        info = states.get(name)
-        record = alive.get(name)
+        info, record = states.get(name), alive.get(name)
         pid = info["pid"] if info else record.pid if record else 0
+        uptime_s = int(time.time() - info["start"]) if info and info["statename"] == "RUNNING" else 0
+        reason = unready.get(name, "")
         if name == SUPERVISOR:
             state = "running" if running else "stopped"
         elif info:
-            state = str(info["statename"]).lower()
+            state = _state(str(info["statename"]), reason, ends[name], uptime_s)
         else:
             state = "orphaned" if record else "stopped"
+        if state in ("restarting", "failed") and not reason:
+            reason = _last_line(home, name)
         # Supervisord is everyone's parent: count it alone.
         resident, proportional = proportional_memory(pid, with_children=name != SUPERVISOR) if pid else (0, 0)
         programs.append(
             ProgramStatus(
-                name=name,
-                state=state,
-                pid=pid,
-                ports=known.get(name, {}),
-                uptime_s=int(time.time() - info["start"]) if info and info["statename"] == "RUNNING" else 0,
-                rss_bytes=resident,
-                pss_bytes=proportional,
+                name=name, state=state, reason=reason, pid=pid, ports=known.get(name, {}), uptime_s=uptime_s, restarts=ends[name],
+                rss_bytes=resident, pss_bytes=proportional,
             )
-        )
+        )  # fmt: skip
     return StackStatus(home=str(home.root), running=running, programs=tuple(programs))
+
+
+def _state(statename: str, reason: str, ends: int, uptime_s: int) -> str:
+    if statename == "FATAL":
+        return "failed"
+    if statename in ("BACKOFF", "EXITED") or (ends >= _RESTARTING_MIN and uptime_s < _SETTLED_S):
+        return "restarting"
+    return "unready" if statename == "RUNNING" and reason else statename.lower()
+
+
+async def _unready(pids: dict[str, int], ports: dict[str, int]) -> dict[str, str]:
+    """Why programs that run are not ready, by name."""
+
+    async def why(name: str, pid: int) -> str:
+        port = ports.get(name, 0)
+        if not port:
+            return ""
+        if not await asyncio.to_thread(listens, pid, port):
+            holder = await asyncio.to_thread(port_holder, port)
+            return f"it does not listen on port {port}" + ("" if holder == "nobody" else f", which {holder} holds")
+        if name in PARTS:
+            return ""
+        try:
+            async with asyncio.timeout(_ASK_S):
+                return await ask_http(f"http://127.0.0.1:{port}/ready") or ""
+        except (OSError, TimeoutError) as error:
+            return f"no answer: {type(error).__name__}"
+
+    reasons = await asyncio.gather(*(why(name, pid) for name, pid in pids.items()))
+    return {name: reason for name, reason in zip(pids, reasons, strict=True) if reason}
+
+
+def _ends(home: Home) -> Counter[str]:
+    """How often each program ended by itself in the last ten minutes, by supervisord's log."""
+    found: Counter[str] = Counter()
+    try:
+        with (home.logs / "supervisord.log").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _LOG_TAIL))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        match = _EXIT.match(line)
+        if match and time.time() - datetime.fromisoformat(match[1]).timestamp() < _RESTARTS_WINDOW_S:
+            found[match[2]] += 1
+    return found
+
+
+def _last_line(home: Home, name: str) -> str:
+    try:
+        with home.log_file(name).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 4096))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import xmlrpc.client
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 from opentinker.compose.local.errors import PartFailed
 from opentinker.compose.local.home import Home, write_private
 from opentinker.compose.local.processes import is_alive, read_records
-from opentinker.compose.local.programs import Program
+from opentinker.compose.local.programs import Program, stop_stages
 
 __all__ = ["SUPERVISOR", "Supervisor", "render_configuration", "render_spec"]
 
@@ -45,6 +45,7 @@ _INHERITED = (
     "XDG_CACHE_HOME",
 )
 _RESTARTS_MAX = 30  # supervisord waits one second longer before each: about eight minutes in all, then FATAL until the next `up`
+_WAIT_TOLD_S = 2.0
 _LOG_BYTES, _LOG_BACKUPS = 8 * 2**20, 2  # 24 MiB a program at most
 
 
@@ -83,6 +84,9 @@ def render_configuration(home: Home, programs: Sequence[Program], port: int, pas
         "[rpcinterface:supervisor]",
         "supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface",
     ]
+    # Supervisord, when it is told to end, ends the highest priority first.
+    stages = stop_stages(program.name for program in programs)
+    priorities = {name: 100 * (len(stages) - place) for place, stage in enumerate(stages) for name in stage}
     for program in programs:
         spec = home.run / f"{program.name}.json"
         changed = _digest(program, home.pids / f"{program.name}.json")
@@ -96,6 +100,7 @@ def render_configuration(home: Home, programs: Sequence[Program], port: int, pas
             f"startretries={_RESTARTS_MAX}",
             f"stopsignal={program.stop_signal}",
             f"stopwaitsecs={program.stop_wait_s}",
+            f"priority={priorities[program.name]}",
             "killasgroup=true",
             "redirect_stderr=true",
             f"stdout_logfile={_quoted(home.log_file(program.name))}",
@@ -191,19 +196,23 @@ class Supervisor:
             if fault.faultCode != 60:  # ALREADY_STARTED
                 raise PartFailed(name, str(fault.faultString), str(self.home.log_file(name)), []) from None
 
-    def stop_programs(self, names: Sequence[str], wait_s: float) -> None:
-        """Stop them side by side and wait; supervisord kills what outlives its own stop wait."""
+    def stop_programs(self, names: Sequence[str], wait_s: float, on_wait: Callable[[list[str]], None] = lambda waiting: None) -> None:
+        """Stop them side by side and wait; supervisord kills what outlives its own stop wait. `on_wait` hears once who takes longer than a moment."""
         for name in names:
             try:
                 self.call("stopProcess", name, False)
             except xmlrpc.client.Fault as fault:
                 if fault.faultCode not in (10, 70):  # BAD_NAME, NOT_RUNNING
                     raise
-        deadline = time.monotonic() + wait_s
-        while time.monotonic() < deadline:
+        began, told = time.monotonic(), False
+        while time.monotonic() - began < wait_s:
             states = self.states()
-            if all(states[name]["statename"] in ("STOPPED", "EXITED", "FATAL") for name in names if name in states):
+            waiting = [name for name in names if name in states and states[name]["statename"] not in ("STOPPED", "EXITED", "FATAL")]
+            if not waiting:
                 return
+            if not told and time.monotonic() - began > _WAIT_TOLD_S:
+                on_wait(waiting)
+                told = True
             time.sleep(0.05)
 
     def shut_down(self) -> None:

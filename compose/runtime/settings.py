@@ -62,6 +62,13 @@ class KafkaSettings(_Group):
                 raise ValueError(f"{server.strip()[:80]!r} is not host:port with a port of 1 to 65535; separate several by commas")
         return servers
 
+    @field_validator("ssl_cafile")
+    @classmethod
+    def _is_a_file(cls, path: Path | None) -> Path | None:
+        if path is not None and not os.access(path, os.R_OK):
+            raise ValueError(f"{path} is no file that can be read; name the certificates (PEM) of the authority that signed Kafka's")
+        return path
+
 
 class PostgresSettings(_Group):
     dsn: SecretStr = SecretStr("postgresql://opentinker@127.0.0.1:5432/opentinker")
@@ -178,5 +185,5 @@ def load_settings() -> Settings:
             path = [str(part) for part in problem["loc"]]
             lines.append(f"OPENTINKER_{'__'.join(path).upper()} (or {'.'.join(path)} in config.toml): {problem['msg']}")
         raise SettingsError("; ".join(lines)) from None
-    except ValueError as error:  # broken TOML
+    except (ValueError, OSError) as error:  # broken TOML, or what is no file that may be read
         raise SettingsError(f"config.toml in {home_directory(dict(os.environ))}: {error}; mend or remove the file") from None

@@ -14,6 +14,10 @@ from typing import Any
 import psutil
 import pytest
 from command import ROOT, job, ok, opentinker, until
+from opentinker.compose.local.home import Home
+from opentinker.compose.local.layout import UpOptions
+from opentinker.compose.local.progress import SilentProgress
+from opentinker.compose.local.stack import down, up
 from opentinker.producers.client import Client
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -185,3 +189,27 @@ def test_nothing_of_the_demo_manifest_was_changed() -> None:
             "hyperparameters": {"learning_rate": 0.0003, "batch_size": 64},
         },
     }
+
+
+def test_a_stack_that_is_stopped_and_started_again_costs_a_job_neither_steps_nor_retries(full_stack: Any) -> None:
+    """Twice in a row, with no retry to use up and no checkpoint but the last one that each stop leaves time for."""
+    uid = submit(full_stack, replicas=4, stop={"totalSteps": 655_360}, checkpoint={"every": "1h"}, retry={"infrastructure": 0})
+    home, options = Home(full_stack.home), UpOptions(usual_ports=False, ends_with_caller=True)
+    reached = 0
+    for _ in range(2):
+        until(lambda enough=reached + 20_000: job(full_stack, uid)["status"]["progress"]["globalStep"] > enough, "it trains")
+        down(home, SilentProgress())
+        up(home, options, SilentProgress())
+        with client(full_stack) as gateway:
+            saved = max(item["globalStep"] for item in gateway.checkpoints(uid))
+        assert saved > reached + 20_000
+        reached = saved
+    ok(opentinker(full_stack, "watch", uid, timeout_s=240))
+    events = json.loads(ok(opentinker(full_stack, "describe", uid, "-o", "json")))["events"]
+    kinds = [event["type"] for event in events]
+    assert (kinds.count("AttemptPlaced"), kinds.count("JobRequeued"), kinds.count("JobCompleted")) == (3, 2, 1), events
+    lines = ok(opentinker(full_stack, "logs", uid, "--tail", "10000", "--replica", "0"))
+    resumed = [int(match.replace(",", "")) for match in re.findall(r"resumed at step ([\d,]+)", lines)]
+    with client(full_stack) as gateway:
+        assert resumed == sorted({item["globalStep"] for item in gateway.checkpoints(uid)})[:2], "each goes on where the stop left it"
+    assert job(full_stack, uid)["status"]["progress"]["globalStep"] == 655_360

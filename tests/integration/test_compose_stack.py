@@ -13,8 +13,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from opentinker.compose.local.processes import find_marked, is_alive, read_recor
 from opentinker.compose.local.programs import AgentShape
 from opentinker.compose.local.progress import SilentProgress
 from opentinker.compose.local.ready import s3_client
-from opentinker.compose.local.stack import down, restart, up
+from opentinker.compose.local.stack import down, restart, supervisor_of, up
 from opentinker.compose.local.status import read_status
 from opentinker.compose.runtime.settings import Settings
 
@@ -149,6 +151,54 @@ def test_a_killed_program_is_started_again_and_status_shows_its_new_pid(home: Ho
     _wait_for(lambda: _program(home, "postgres").state == "running", "postgres")
     with pytest.raises(StackError, match="no program 'postgre'"):
         restart(home, "postgre")
+
+
+def test_another_program_that_answers_on_a_port_is_not_taken_for_ours_and_a_crash_loop_is_shown(home: Home) -> None:
+    up(home, _PARTS, _QUIET)
+    port = home.read_stack()["ports"]["replica"]
+    with _answers_everything(port):
+        with pytest.raises(PartFailed, match="its port is taken by another program"):
+            up(home, dataclasses.replace(_PARTS, only=("replica",)), _QUIET)
+        supervisor = supervisor_of(home)
+        assert supervisor is not None
+        supervisor.start_program("replica")
+        _wait_for(lambda: _program(home, "replica").state == "restarting", "the third end")
+        shown = _program(home, "replica")
+        assert shown.restarts >= 3
+        assert str(port) in shown.reason or "Address already in use" in shown.reason or "address already in use" in shown.reason
+    _wait_for(lambda: _program(home, "replica").state != "restarting", "the port is free again")
+
+
+@contextlib.contextmanager
+def _answers_everything(port: int) -> Iterator[None]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_port_that_moved_is_told(home: Home) -> None:
+    up(home, _POSTGRES, _QUIET)
+    down(home, _QUIET)
+    told: list[str] = []
+    progress = SilentProgress()
+    progress.say = told.append  # type: ignore[method-assign]
+    port = home.read_stack()["ports"]["postgres"]
+    with _answers_everything(port):
+        up(home, dataclasses.replace(_POSTGRES, usual_ports=True), progress)
+    assert any(f"port {port} of postgres is held by process {os.getpid()}" in line for line in told), told
+    assert home.read_stack()["ports"]["postgres"] != port
 
 
 def _program(home: Home, name: str) -> Any:
