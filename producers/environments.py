@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["environment_ids"]
+from collections.abc import Mapping
+
+__all__ = ["known_environments"]
 
 
-def environment_ids() -> frozenset[str]:
-    """Ids that `gymnasium.make` knows here."""
+def known_environments() -> Mapping[str, float | None]:
+    """Ids that `gymnasium.make` knows here, with the mean return that counts as solved, where one is registered."""
     import gymnasium
 
-    return frozenset(gymnasium.registry)
+    return {name: spec.reward_threshold for name, spec in gymnasium.registry.items()}

@@ -7,6 +7,7 @@ Rules: an unknown key is refused by name; a key of a later version is refused as
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -22,6 +23,7 @@ from .plain import plain_errors
 from .quantities import cpu_millis, duration_s, memory_bytes
 
 __all__ = [
+    "IMPLICIT_STEP_BUDGET",
     "MANIFEST_BYTES_MAX",
     "CheckpointPolicy",
     "EnvironmentSpec",
@@ -32,12 +34,14 @@ __all__ = [
     "RetryPolicy",
     "StopRules",
     "TrainingJob",
+    "drawn_seed",
     "effective_values",
     "parse_manifest",
     "spec_digest",
 ]
 
 MANIFEST_BYTES_MAX = 65_536  # a manifest is a few kilobytes; a gang's placements repeat it for every node, and one journal record holds them all
+IMPLICIT_STEP_BUDGET = 1_000_000  # env steps over all replicas, when neither a stop rule nor the environment's reward_threshold says when to end
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _PREFIX = re.compile(r"[a-z0-9][-a-z0-9]*")
 _NOT_BUILT = {
@@ -224,20 +228,37 @@ def parse_manifest(document: object, environments: Collection[str] | None = None
     try:
         job = TrainingJob.model_validate(document)
     except ValidationError as error:
-        others = [found for found in field_errors(error, TrainingJob) if found.field.removeprefix("spec.") not in later]
-        raise InvalidManifest(errors + others) from None
-    try:
-        errors.extend(_shares(job.spec))
-    except InvalidManifest as error:
-        errors.extend(error.errors)
-    identifier = job.spec.environment.id
-    if environments is not None and identifier not in environments:
-        guess = nearest(identifier, environments)
-        remedy = f"did you mean {guess}?" if guess else "use a Gymnasium id such as CartPole-v1"
-        errors.append(FieldError(field="spec.environment", message=f"unknown environment {shorten(identifier)}", remedy=remedy))
+        errors += [found for found in field_errors(error, TrainingJob) if found.field.removeprefix("spec.") not in later]
+        # What only a whole job would be asked, as far as this one can be asked it: so that nobody mends a manifest in rounds.
+        named = {found.field for found in errors}
+        errors += [found for found in _unknown_names(spec, environments) if found.field not in named]
+        raise InvalidManifest(errors) from None
+    errors += _unknown_names(spec, environments)
+    with contextlib.suppress(InvalidManifest):  # its hyperparameters are wrong, which is told
+        errors += _shares(job.spec)
     if errors:
         raise InvalidManifest(errors)
     return job
+
+
+def _unknown_names(spec: object, environments: Collection[str] | None) -> list[FieldError]:
+    """Algorithm, hyperparameters and environment of what may be no valid spec: what is of the wrong kind is told elsewhere."""
+    if not isinstance(spec, Mapping):
+        return []
+    errors: list[FieldError] = []
+    algorithm, given = spec.get("algorithm"), spec.get("hyperparameters", {})
+    if isinstance(algorithm, str) and algorithm and isinstance(given, Mapping):
+        try:
+            effective_hyperparameters(algorithm, dict(given))
+        except InvalidManifest as error:
+            errors.extend(error.errors)
+    environment = spec.get("environment")
+    identifier = environment.get("id") if isinstance(environment, Mapping) else environment
+    if environments is not None and isinstance(identifier, str) and identifier and identifier not in environments:
+        guess = nearest(identifier, environments)
+        remedy = f"did you mean {guess}?" if guess else "use a Gymnasium id such as CartPole-v1"
+        errors.append(FieldError(field="spec.environment", message=f"unknown environment {shorten(identifier)}", remedy=remedy))
+    return errors
 
 
 def _shares(spec: JobSpec) -> list[FieldError]:
@@ -256,6 +277,11 @@ def spec_digest(job: TrainingJob) -> str:
     """SHA-256 of what was asked for, so that the same key with another payload is noticed: `sha256:<64 hex>`."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return "sha256:" + hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def drawn_seed(job_uid: str) -> int:
+    """The seed of a job that names none. It follows from the uid, so that it is the same wherever it is drawn."""
+    return int(job_uid.replace("-", "")[:8], 16) % 2**31
 
 
 def effective_values(job: TrainingJob) -> list[tuple[str, Any, Literal["manifest", "default"]]]:

@@ -18,6 +18,7 @@ __all__ = [
     "ALERTS",
     "CHECKPOINTS",
     "COMMANDS",
+    "DEAD_LETTERS_KEPT_MS",
     "EVENTS",
     "INPUT_TOPICS",
     "JOURNAL",
@@ -59,6 +60,7 @@ INPUT_TOPICS = (COMMANDS, REPORTS, ADMIN)  # of the scheduler; this is also the 
 
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
+DEAD_LETTERS_KEPT_MS = 30 * _DAY_MS
 _MIB = 2**20
 
 
@@ -187,7 +189,7 @@ def topic_table(partitions: int, namespaces: Iterable[str] = ()) -> dict[str, tu
         if topic.dead_letters:
             config = {
                 "cleanup.policy": "delete",
-                "retention.ms": str(30 * _DAY_MS),
+                "retention.ms": str(DEAD_LETTERS_KEPT_MS),
                 "max.message.bytes": str(2 * topic.message_bytes_max + _MIB),
             }
             table[dead_letter_topic(topic.name)] = (1, config)

@@ -25,7 +25,7 @@ from opentinker.trainer_agent import observability
 from opentinker.trainer_agent.bus import BrokerClock, BulkSender, Command, Commands, Reports
 from opentinker.trainer_agent.capacity import capacity_of, port_range
 from opentinker.trainer_agent.core.agent import AgentCore, AgentRules
-from opentinker.trainer_agent.journal import FolderTakenError, Journal
+from opentinker.trainer_agent.journal import FolderError, Journal
 from opentinker.trainer_agent.processes import boot_id
 from opentinker.trainer_agent.registry_client import RefusedError, RegistryError, UnauthorizedError, check_token
 from opentinker.trainer_agent.supervisor import Supervisor
@@ -50,7 +50,7 @@ async def run_agent(settings: Settings, stop: asyncio.Event) -> None:
     directory = settings.agent.directory or settings.home / "agents" / node
     try:
         journal = Journal(directory, boot_id())
-    except FolderTakenError as error:
+    except FolderError as error:
         raise SettingsError(str(error)) from None
     observability.prepare()
     agent = _Agent(settings, node, directory, journal, stop)

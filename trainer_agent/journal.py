@@ -18,14 +18,14 @@ from opentinker.schemas.messages.placements import StartAttempt
 from opentinker.schemas.messages.reports import AttemptEnded
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-__all__ = ["FolderTakenError", "Journal", "JournalEntry", "JournalledReplica"]
+__all__ = ["FolderError", "Journal", "JournalEntry", "JournalledReplica"]
 
 
 _INCARNATION = re.compile(r"([0-9]{13})-([0-9a-f]+)")  # what else stands in the file is nobody's name
 
 
-class FolderTakenError(Exception):
-    """Another agent uses this folder."""
+class FolderError(Exception):
+    """The folder cannot be this agent's: another agent uses it, or it is none that can be written."""
 
 
 class JournalledReplica(BaseModel):
@@ -70,16 +70,19 @@ class Journal:
     """The file and the lock of one folder."""
 
     def __init__(self, directory: Path, boot_id: str) -> None:
-        """Take the folder. Raises FolderTakenError."""
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.chmod(directory, 0o700)
+        """Take the folder. Raises FolderError."""
         self._path, self._boot_id = directory / "journal.json", boot_id
-        self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.chmod(directory, 0o700)
+            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise FolderError(f"{error.filename}: {error.strerror}; set OPENTINKER_AGENT__DIRECTORY to a folder that this user may write") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            raise FolderTakenError(f"another agent runs in {directory}; give this one another OPENTINKER_AGENT__DIRECTORY") from None
+            raise FolderError(f"another agent runs in {directory}; give this one another OPENTINKER_AGENT__DIRECTORY") from None
 
     def next_incarnation(self, now_ms: int, suffix: str) -> tuple[str, str | None]:
         """A name for this run of the agent that sorts behind all before it in this folder, also when the machine's clock was set back; and the one before."""

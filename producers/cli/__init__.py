@@ -41,6 +41,13 @@ _COMMANDS: Final = {
     "simulate": ("opentinker.producers.cli.simulation", "simulate", "Run the scheduler's simulator on one seed."),
 }
 
+_OTHER_WORDS: Final = {  # of other tools
+    "stop": "cancel", "delete": "cancel", "rm": "cancel", "kill": "cancel", "abort": "cancel", "terminate": "cancel",
+    "run": "submit", "apply": "submit", "create": "submit", "train": "submit",
+    "list": "get jobs", "ls": "get jobs", "ps": "get jobs", "jobs": "get jobs", "nodes": "get nodes", "models": "get models",
+    "start": "up", "show": "describe", "why": "explain", "follow": "watch", "history": "audit", "drain": "cordon",
+}  # fmt: skip
+
 
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -72,8 +79,8 @@ class _LazyGroup(click.Group):
         except click.UsageError:
             from opentinker.schemas.errors import nearest
 
-            guess = nearest(args[0], _COMMANDS)
-            hint = f"did you mean {guess}?" if guess else "see opentinker --help"
+            guess = _OTHER_WORDS.get(args[0]) or nearest(args[0], _COMMANDS)
+            hint = f"did you mean opentinker {guess}?" if guess else "see opentinker --help"
             raise click.UsageError(f"unknown command {args[0]!r}; {hint}") from None
 
 

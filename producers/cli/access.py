@@ -15,6 +15,7 @@ from opentinker.schemas.access import SERVICE_ROLES, Quota, Right, Role, grants,
 from opentinker.schemas.manifest import dns_label
 from opentinker.schemas.quantities import memory_bytes
 
+from .connect import configured
 from .output import print_data, print_table
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def apply(namespaces: tuple[str, ...], quotas: tuple[str, ...], passwords: Path,
     """Make Kafka as the table says. Safe to repeat."""
     from opentinker.compose.runtime import access as runtime
 
-    wanted, settings = _wanted(namespaces, quotas), load_settings().kafka
+    wanted, settings = _wanted(namespaces, quotas), configured().kafka
     known = runtime.passwords(passwords, [role.principal for role in wanted])
     before: Difference = _run(runtime.apply(settings, wanted, known, prune=prune))
     for line in before.missing():
@@ -98,7 +99,7 @@ def check(namespaces: tuple[str, ...], quotas: tuple[str, ...]) -> None:
     """Compare Kafka with the table. Exit code 1 if anything is missing or beyond it."""
     from opentinker.compose.runtime import access as runtime
 
-    wanted, settings = _wanted(namespaces, quotas), load_settings().kafka
+    wanted, settings = _wanted(namespaces, quotas), configured().kafka
     found = runtime.compare(wanted, _run(runtime.read_standing(settings)))
     for line in found.missing():
         click.echo(f"missing  {line}")

@@ -6,10 +6,10 @@ import asyncio
 import getpass
 import time
 import uuid
+from typing import Any
 
 import click
 from opentinker.compose.runtime import kafka
-from opentinker.compose.runtime.settings import load_settings
 from opentinker.schemas.errors import nearest, shorten
 from opentinker.schemas.messages import AcknowledgeBrake, CordonNode, SetNamespaceLimits, UncordonNode
 from opentinker.schemas.records import Message, encode
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from ..client import Client
 from ..client.errors import NotFoundError, OpenTinkerError
+from .connect import configured, gateway
 from .output import format_option, print_data, print_table
 
 __all__ = ["brake", "cordon", "limits", "uncordon"]
@@ -52,6 +53,7 @@ def brake() -> None:
 @pool_option
 def acknowledge(pool: str) -> None:
     """Say that the losses are real: what the brake holds back is evicted and stopped."""
+    _pool_must_exist(pool)
     _tell(AcknowledgeBrake, pool)
     click.echo(f"the brake of pool {pool} lets go if it is engaged")
 
@@ -87,7 +89,7 @@ def clear(namespace: str, pool: str) -> None:
 @format_option
 def list_limits(output: str) -> None:
     """List namespaces that have jobs waiting or limits of their own."""
-    with Client() as client:
+    with gateway() as client:
         rows = client.limits()
     if output in ("json", "yaml"):
         print_data(rows, output)
@@ -100,13 +102,29 @@ def list_limits(output: str) -> None:
         print_table(("NAMESPACE", "POOL", "WAITING", "MAY WAIT"), shown, "no jobs wait, and no namespace has limits of its own")
 
 
-def _must_exist(node: str, pool: str) -> None:
-    """A slip of the pen is told. Without a gateway or a key, which an administrator of Kafka need not have, nothing is known of nodes."""
+def _nodes() -> list[dict[str, Any]] | None:
+    """None: without a gateway or a key, which an administrator of Kafka need not have, nothing is known of nodes."""
     try:
-        with Client() as client:
-            names = [str(item["node"]) for item in client.nodes() if item.get("pool") == pool]
+        with Client(timeout_s=5.0, attempts=1) as client:
+            return client.nodes()
     except OpenTinkerError:
+        return None
+
+
+def _pool_must_exist(pool: str) -> None:
+    """A slip of the pen is told."""
+    nodes = _nodes()
+    pools = sorted({str(item.get("pool")) for item in nodes or ()})
+    if nodes is not None and pool not in pools:
+        guess = nearest(pool, pools)
+        raise NotFoundError(f"no node is in a pool {shorten(pool)}; {f'did you mean {guess}?' if guess else 'see opentinker get nodes'}", 404)
+
+
+def _must_exist(node: str, pool: str) -> None:
+    nodes = _nodes()
+    if nodes is None:
         return
+    names = [str(item["node"]) for item in nodes if item.get("pool") == pool]
     if node not in names:
         guess = nearest(node, names)
         raise NotFoundError(f"pool {pool} has no node {shorten(node)}; {f'did you mean {guess}?' if guess else 'see opentinker get nodes'}", 404)
@@ -124,7 +142,7 @@ def _tell(kind: type[Message], pool: str, **fields: str | int) -> None:
 
 
 async def _send(message: Message, pool: str) -> None:
-    settings = load_settings().kafka
+    settings = configured().kafka
     value, headers = encode(message, id=uuid.uuid4().hex, source="opentinker/cli", time_ms=int(time.time() * 1000))
     sender = kafka.producer(settings, "opentinker-cli")
     try:

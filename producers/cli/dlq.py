@@ -21,6 +21,7 @@ from opentinker.schemas.records import InputRecord
 from opentinker.schemas.topics import dead_letter_topic, topic_table
 
 from ..core.letters import Letter, hex_dump, iso, readable_text, why_not_again
+from .connect import configured
 from .output import format_option, print_data, print_table, safe
 from .reading import read_through, topic_reader
 
@@ -45,14 +46,14 @@ def dlq() -> None:
 def list_letters(topic: str | None, since: str | None, limit: int, output: str) -> None:
     """List dead letters, newest first."""
     since_ms = _now_ms() - _milliseconds(since) if since else 0
-    letters, more = asyncio.run(_newest(load_settings().kafka, _topics(topic), limit, since_ms))
+    letters, more = asyncio.run(_newest(configured().kafka, _topics(topic), limit, since_ms))
     if output in ("json", "yaml"):
         print_data([letter.data() for letter in letters], output)
     elif output == "name":
         for letter in letters:
             click.echo(f"{letter.record.topic} {letter.record.offset}")
     else:
-        rows = [(letter.record.topic, letter.record.offset, iso(letter.record.append_time_ms), letter.error[:100]) for letter in letters]
+        rows = [row for letter in letters for row in _rows(letter)]
         print_table(("TOPIC", "OFFSET", "TIME", "ERROR"), rows, "no dead letters")
     if more:
         click.echo(f"up to {more:,} older ones are not shown; see --limit, --topic and --since", err=True)
@@ -65,13 +66,20 @@ def list_letters(topic: str | None, since: str | None, limit: int, output: str) 
 def show(topic: str, offset: int, output: str) -> None:
     """Show one dead letter: where it stood, what was wrong, its headers and its value."""
     name = _topics(topic)[0]
-    letter = asyncio.run(_one(load_settings().kafka, name, offset))
+    letter = asyncio.run(_one(configured().kafka, name, offset))
     if output in ("json", "yaml"):
         print_data(letter.data(whole=True), output)
     elif output == "name":
         click.echo(f"{letter.record.topic} {letter.record.offset}")
     else:
         _print_letter(letter)
+
+
+def _rows(letter: Letter) -> list[tuple[object, ...]]:
+    """One line for each thing that is wrong with it."""
+    errors = [f"{error.get('field') or 'document'}: {error.get('message', '')}" for error in letter.errors] or [letter.error]
+    place = (letter.record.topic, letter.record.offset, iso(letter.record.append_time_ms))
+    return [(*(place if number == 0 else ("", "", "")), text[:100]) for number, text in enumerate(errors)]
 
 
 def _print_letter(letter: Letter) -> None:
@@ -111,7 +119,7 @@ def replay(topic: str, offsets: tuple[int, ...], everything: bool, text: str | N
         raise click.UsageError("--error chooses among all: give --all with it, or leave it out")
     if value_file is not None and len(offsets) != 1:
         raise click.UsageError("--value-file mends one dead letter: name exactly one OFFSET")
-    settings, name = load_settings().kafka, _topics(topic)[0]
+    settings, name = configured().kafka, _topics(topic)[0]
     mended = value_file.read() if value_file is not None else None
     chosen = asyncio.run(_choose(settings, name, offsets, text, mended is not None))
     if everything or len(offsets) > 1:
@@ -131,7 +139,7 @@ def replay(topic: str, offsets: tuple[int, ...], everything: bool, text: str | N
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def drop(topic: str, before: int, yes: bool) -> None:
     """Delete the oldest dead letters of TOPIC for good, up to an offset."""
-    settings, name = load_settings().kafka, _topics(topic)[0]
+    settings, name = configured().kafka, _topics(topic)[0]
     going = asyncio.run(_before(settings, name, before))
     if not going.count:
         click.echo(f"{name} holds nothing before offset {before}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import click
-from opentinker.compose.runtime.settings import KafkaSettings, load_settings
+from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.schemas.errors import InvalidMessage, nearest, shorten
 from opentinker.schemas.messages import AttemptEnded, JobStatus
 from opentinker.schemas.records import InputRecord, decode
@@ -18,6 +18,7 @@ from ..client.errors import NotFoundError
 from ..client.naming import check_job, check_name, looks_like_uid
 from ..core.audit import AUDITED_TOPICS, History, audit
 from ..core.letters import iso
+from .connect import configured
 from .jobs import namespace_option
 from .output import print_data, print_table, safe
 from .reading import read_through, topic_reader
@@ -54,7 +55,7 @@ def audit_command(job: str, namespace: str, output: str) -> None:
 
     JOB is a name (the newest job of that name) or a uid. Topics keep two to thirty days; what is gone is said.
     """
-    settings = load_settings().kafka
+    settings = configured().kafka
     uid, status = asyncio.run(_find(settings, check_job(job), check_name("namespace", namespace)))
     history, begins = asyncio.run(_history(settings, uid, status))
     if not history.entries:

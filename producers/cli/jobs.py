@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from opentinker.schemas.errors import nearest, shorten
 
-from ..client import Client, JobFailedError, JobView, WaitTimeoutError
+from ..client import JobFailedError, JobView, WaitTimeoutError
+from ..client.errors import NotFoundError
+from .connect import gateway
 from .output import age, format_option, print_data, print_table, safe
 from .watching import watch_job
 
@@ -22,20 +25,25 @@ namespace_option = click.option("-n", "--namespace", default="default", show_def
 
 
 @click.command()
-@click.option("-f", "--file", "source", required=True, metavar="FILE|-", help="Manifest in JSON or YAML; - reads standard input.")
+@click.argument("manifest", metavar="[FILE|-]", required=False)
+@click.option("-f", "--file", "source", metavar="FILE|-", help="Manifest in JSON or YAML; - reads standard input. Or give it without -f.")
 @click.option("--wait", is_flag=True, help="Follow the job; exit 10 if it does not complete.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=None, help="Seconds to wait at most (exit 6).")
 @click.option("--dry-run", is_flag=True, help="Show every effective value with its source; submit nothing.")
 @click.option("--idempotency-key", default=None, help="The same key is the same job, however often it is sent.")
 @format_option
-def submit(source: str, wait: bool, timeout_s: float | None, dry_run: bool, idempotency_key: str | None, output: str) -> None:
+def submit(
+    manifest: str | None, source: str | None, wait: bool, timeout_s: float | None, dry_run: bool, idempotency_key: str | None, output: str
+) -> None:
     """Submit a training job from a manifest."""
-    manifest = _read(source)
-    with Client() as client:
+    if (manifest is None) == (source is None):
+        raise click.UsageError("name one manifest, for example: opentinker submit -f examples/cartpole-v1.json")
+    document = _read(source or manifest or "-")
+    with gateway() as client:
         if dry_run:
-            _print_dry_run(client.dry_run(manifest), output)
+            _print_dry_run(client.dry_run(document), output)
             return
-        view = client.submit(manifest, idempotency_key=idempotency_key)
+        view = client.submit(document, idempotency_key=idempotency_key)
         if not wait:
             _print_submitted(view, output)
             return
@@ -88,36 +96,56 @@ def _raise_unless_completed(view: JobView) -> None:
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["jobs", "job", "nodes", "models", "algorithms"]))
+@click.argument("kind", type=click.Choice(["jobs", "job", "nodes", "node", "models", "model", "algorithms", "algorithm"]))
 @click.argument("name", required=False)
 @namespace_option
 @click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of every namespace.")
 @click.option("--phase", default=None, help="Only jobs in this phase, for example Running.")
-@format_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "yaml", "name", "manifest"]),
+    default="table",
+    show_default=True,
+    help="Form; manifest is what submit takes.",
+)
 def get(kind: str, name: str | None, namespace: str, all_namespaces: bool, phase: str | None, output: str) -> None:
-    """List jobs, nodes, models or algorithms, or show one job by NAME or uid."""
-    if kind == "job" and name is None:
-        raise click.UsageError("name the job, or list them with: opentinker get jobs")
-    with Client() as client:
-        if kind == "job":
-            assert name is not None
-            _print_jobs([client.job(name, namespace)], output, single=True)
-        elif kind == "jobs":
-            _print_jobs(list(client.jobs(namespace=None if all_namespaces else namespace, phase=phase)), output)
-        elif kind == "nodes":
-            _print_nodes(client.nodes(), output)
-        elif kind == "models":
-            _print_rows(
-                client.models(namespace),
-                ("namespace", "name", "latestVersion", "createdAt"),
-                output,
-                "no models yet: a job that completes registers one",
-            )
+    """List jobs, nodes, models or algorithms, or show one by NAME (a job also by uid, or the first eight characters of it)."""
+    if name is None and not kind.endswith("s"):
+        raise click.UsageError(f"name the {kind}, or list them with: opentinker get {kind}s")
+    if output == "manifest" and (kind not in ("job", "jobs") or name is None):
+        raise click.UsageError("-o manifest is for one job: opentinker get job NAME -o manifest")
+    with gateway() as client:
+        if kind in ("job", "jobs"):
+            if name is not None:
+                _print_jobs([client.job(name, namespace)], output, single=True)
+            else:
+                _print_jobs(list(client.jobs(namespace=None if all_namespaces else namespace, phase=phase)), output)
+        elif kind in ("node", "nodes"):
+            _print_nodes(_named(client.nodes(), "node", name, "node"), output)
+        elif kind in ("model", "models"):
+            rows = _named(client.models(namespace), "name", name, f"model in namespace {namespace}")
+            fields = ("namespace", "name", "latestVersion", "createdAt")
+            _print_rows(rows, fields, output, "no models yet: a job that completes registers one")
         else:
-            _print_rows(client.algorithms(), ("name", "description"), output, "no algorithms")
+            _print_rows(_named(client.algorithms(), "name", name, "algorithm"), ("name", "description"), output, "no algorithms")
+
+
+def _named(rows: list[dict[str, Any]], field: str, name: str | None, what: str) -> list[dict[str, Any]]:
+    """All of them, or the one of that name. Raises NotFoundError."""
+    if name is None:
+        return rows
+    found = [row for row in rows if row.get(field) == name]
+    if not found:
+        guess = nearest(name, [str(row.get(field)) for row in rows])
+        raise NotFoundError(f"there is no {what} {shorten(name)}; {f'did you mean {guess}?' if guess else 'leave the name out to list them'}", 404)
+    return found
 
 
 def _print_jobs(views: list[JobView], form: str, single: bool = False) -> None:
+    if form == "manifest":
+        print_data(manifest_of(views[0]), "yaml")
+        return
     if form in ("json", "yaml"):
         data = [view.model_dump(by_alias=True, mode="json") for view in views]
         print_data(data[0] if single else data, form)
@@ -135,7 +163,7 @@ def _print_jobs(views: list[JobView], form: str, single: bool = False) -> None:
                 view.metadata.name,
                 status.phase,
                 status.reason if status.phase in ("Pending", "Failed") else "",
-                f"{status.replicas_running}/{status.replicas}",
+                "-" if status.terminal else f"{status.replicas_running}/{status.replicas}",
                 f"{progress.global_step:,}",
                 "" if progress.mean_return is None else f"{progress.mean_return:.1f}",
                 f"{status.model.name}:{status.model.version}" if status.model else "",
@@ -186,10 +214,13 @@ def _print_rows(rows: list[dict[str, Any]], fields: tuple[str, ...], form: str, 
 @format_option
 def describe(job: str, namespace: str, output: str) -> None:
     """Everything about one job: settings, progress, why it waits, events."""
-    with Client() as client:
+    with gateway() as client:
         view, events = client.job(job, namespace), client.events(job, namespace)
         explained = client.explain(view.metadata.uid, namespace) if not view.status.terminal else {}
-        effective = client.dry_run(_manifest_of(view))
+        effective = client.dry_run(manifest_of(view))
+    for row in effective.get("effective", ()):
+        if row["field"] == "spec.seed":
+            row["value"] = view.status.seed  # drawn when it was submitted
     data = view.model_dump(by_alias=True, mode="json") | {"explain": explained, "effective": effective, "events": events}
     if output in ("json", "yaml"):
         print_data(data, output)
@@ -217,7 +248,7 @@ def _event_text(event: dict[str, Any]) -> str:
     return str(data.get("message") or data.get("reason") or nodes or data.get("stop_reason") or "")
 
 
-def _manifest_of(view: JobView) -> dict[str, Any]:
+def manifest_of(view: JobView) -> dict[str, Any]:
     """As it was asked for: what is at its default there does not count as given."""
     given = {"labels": view.metadata.labels, "namespace": "" if view.metadata.namespace == "default" else view.metadata.namespace}
     metadata = {"name": view.metadata.name} | {name: value for name, value in given.items() if value}
@@ -230,7 +261,7 @@ def _manifest_of(view: JobView) -> dict[str, Any]:
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=None, help="Seconds to watch at most (exit 6).")
 def watch(job: str, namespace: str, timeout_s: float | None) -> None:
     """Follow a job's progress until it ends; exit 10 if it does not complete."""
-    with Client() as client:
+    with gateway() as client:
         view = watch_job(client, job, namespace, timeout_s)
     _print_submitted(view, "table")
     _raise_unless_completed(view)
@@ -244,7 +275,7 @@ def watch(job: str, namespace: str, timeout_s: float | None) -> None:
 @click.option("--replica", type=click.IntRange(0), default=None, help="Only this replica.")
 def logs(job: str, namespace: str, follow: bool, tail: int, replica: int | None) -> None:
     """Show or follow a job's output."""
-    with Client() as client:
+    with gateway() as client:
         uid = client.job(job, namespace).metadata.uid
         if follow:
             for entry in client.follow_logs(uid, namespace, tail):
@@ -273,7 +304,7 @@ def _print_log(entry: dict[str, Any], replica: int | None) -> None:
 @format_option
 def explain(job: str, namespace: str, output: str) -> None:
     """Say why a job stands where it stands, with numbers."""
-    with Client() as client:
+    with gateway() as client:
         answer = client.explain(job, namespace)
     if output in ("json", "yaml"):
         print_data(answer, output)
@@ -291,6 +322,6 @@ def explain(job: str, namespace: str, output: str) -> None:
 @click.option("--reason", default="", help="Goes into the job's history.")
 def cancel(job: str, namespace: str, reason: str) -> None:
     """Cancel a job. A running one saves a checkpoint first."""
-    with Client() as client:
+    with gateway() as client:
         view = client.cancel(job, namespace, reason)
     click.echo(f"job {view.metadata.namespace}/{view.metadata.name}: cancel accepted, now {view.status.phase}")

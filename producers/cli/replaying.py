@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from opentinker.compose.runtime.kafka import read_range
-from opentinker.compose.runtime.settings import KafkaSettings, load_settings
+from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.scheduler_stream.core.policy import CORE_VERSION
 from opentinker.scheduler_stream.errors import SchedulerError
 from opentinker.scheduler_stream.log import KafkaLog
@@ -21,6 +21,7 @@ from opentinker.scheduler_stream.replay import Outcome, Recorded, Replay
 from opentinker.schemas.records import InputRecord
 from opentinker.schemas.topics import INPUT_TOPICS
 
+from .connect import configured
 from .output import safe
 from .reading import read_through, topic_reader
 
@@ -47,7 +48,7 @@ def replay_command(partition: int | None, start: int | None, end: int | None, sa
             raise click.UsageError("--log replays a whole file: leave the other options out")
         outcomes: list[Outcome | None] = [_replay_file(file)]
     else:
-        settings = load_settings().kafka
+        settings = configured().kafka
         if partition is None and any(given is not None for given in (start, end, save)):
             raise click.UsageError("--from, --to and --save are about one partition: give --partition")
         if partition is not None and partition >= settings.partitions:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 from opentinker.compose.runtime import kafka
-from opentinker.compose.runtime.settings import KafkaSettings, load_settings
+from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.schemas.access import SCHEDULER_GROUP
 from opentinker.schemas.topics import INPUT_TOPICS
+
+from .connect import configured
 
 if TYPE_CHECKING:
     from opentinker.scheduler_stream.adopt import Case
@@ -38,7 +40,7 @@ def adopt(partition: int, topic: str | None, start: str | None, reason: str | No
 
     Without --from and --reason it shows what is wrong and what either decision costs, and changes nothing.
     """
-    asyncio.run(_adopt(load_settings().kafka, partition, topic, start, (reason or "").strip(), yes))
+    asyncio.run(_adopt(configured().kafka, partition, topic, start, (reason or "").strip(), yes))
 
 
 async def _adopt(settings: KafkaSettings, partition: int, topic: str | None, start: str | None, reason: str, yes: bool) -> None:

@@ -74,6 +74,12 @@ def watch_job(client: Client, job: str, namespace: str, timeout_s: float | None 
             if timeout_s is not None and now - began > timeout_s and view is not None:
                 return view
             time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        if live is not None:
+            live.stop()
+        name = view.metadata.uid if view is not None else job
+        click.echo(f"\nthe job goes on; follow it: opentinker watch {name}   end it: opentinker cancel {name}", err=True)
+        raise
     finally:
         if live is not None:
             live.stop()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import httpx
@@ -18,16 +18,27 @@ from .views import JobView
 
 __all__ = ["AsyncClient"]
 
+_QUIET_S = 2.0  # a call that takes longer says why
+
 
 class AsyncClient:
     """`async with AsyncClient() as client: job = await client.submit(manifest)`.
 
     Address and key come from arguments, `OPENTINKER_GATEWAY__URL` and `OPENTINKER_API_KEY`, or the local stack's files. Every call has a timeout;
-    calls that do no harm twice are repeated up to three times. Raises OpenTinkerError and its kinds.
+    calls that do no harm twice are repeated, `attempts` in all. `on_wait` is told why, before a wait that makes a call longer than two seconds.
+    Raises OpenTinkerError and its kinds.
     """
 
-    def __init__(self, url: str | None = None, api_key: str | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        timeout_s: float = 30.0,
+        attempts: int = calls.ATTEMPTS_MAX,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
         self.connection = find_connection(url, api_key)
+        self._attempts, self._on_wait = attempts, on_wait
         headers = {"Authorization": f"Bearer {self.connection.api_key}", "Accept": "application/json"}
         self._http = httpx.AsyncClient(base_url=self.connection.url, headers=headers, timeout=timeout_s, trust_env=False)
 
@@ -123,12 +134,13 @@ class AsyncClient:
     async def _object(self, call: calls.Call) -> dict[str, Any]:
         answer = await self._send(call)
         if not isinstance(answer, dict):
-            raise OpenTinkerError(f"{call.path} answered something that is not an object; is {self.connection.url} an OpenTinker gateway?")
+            raise OpenTinkerError(f"{self.connection.url} answered something that is not an object; is it an OpenTinker gateway?")
         return answer
 
     async def _send(self, call: calls.Call) -> Any:
-        for attempt in range(calls.ATTEMPTS_MAX):
-            last = attempt == calls.ATTEMPTS_MAX - 1
+        began = time.monotonic()
+        for attempt in range(self._attempts):
+            last = attempt == self._attempts - 1
             try:
                 response = await self._http.request(call.method, call.path, params=call.params, content=call.body, headers=call.headers)
             except httpx.HTTPError as error:
@@ -136,14 +148,21 @@ class AsyncClient:
                     raise UnreachableError(
                         f"no answer from {self.connection.url}: {_reason(error)}; is the gateway running? `opentinker up` starts a local one"
                     ) from None
-                await asyncio.sleep(calls.delay_before_retry(attempt, None, random.random()))  # noqa: S311
+                await self._wait(began, attempt, None, f"no answer yet ({_reason(error)})")
                 continue
             if response.status_code < 400:
                 return _json(response)
-            if last or not calls.may_retry(call, response.status_code):
-                raise calls.failure_of(response.status_code, response.content)
-            await asyncio.sleep(calls.delay_before_retry(attempt, response.headers.get("retry-after"), random.random()))  # noqa: S311
+            failure = calls.failure_of(response.status_code, response.content)
+            if last or not calls.may_retry(call, response.status_code, response.content):
+                raise failure
+            await self._wait(began, attempt, response.headers.get("retry-after"), str(failure))
         raise AssertionError("the last attempt returns or raises")
+
+    async def _wait(self, began: float, attempt: int, retry_after: str | None, why: str) -> None:
+        delay_s = calls.delay_before_retry(attempt, retry_after, random.random())  # noqa: S311
+        if self._on_wait is not None and time.monotonic() - began + delay_s > _QUIET_S:
+            self._on_wait(f"{self.connection.url}: {why}; trying again in {delay_s:.0f} s ({attempt + 2} of {self._attempts})")
+        await asyncio.sleep(delay_s)
 
     async def _stream(self, call: calls.Call) -> AsyncIterator[dict[str, Any]]:
         """Server-sent events as objects; a broken stream is taken up again where it stopped, a bounded number of times without news."""

@@ -39,6 +39,7 @@ __all__ = [
 ATTEMPTS_MAX = 4
 _RETRY_STATUSES = frozenset({429, 502, 503, 504})
 _RETRY_DELAY_MAX_S = 10.0
+_QUEUE_FULL = "QueueFull"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +124,19 @@ def _job(method: str, job: str, rest: str, namespace: str, more: Mapping[str, st
     return Call(method=method, path=f"/v1/jobs/{check_job(job)}{rest}", params=params)
 
 
-def may_retry(call: Call, status: int | None) -> bool:
-    """Whether to try again after that answer (None: no answer)."""
+def may_retry(call: Call, status: int | None, body: bytes = b"") -> bool:
+    """Whether to try again after that answer (None: no answer). A full queue is an answer, not a fault of the moment: it stays full for longer."""
+    if status == 429 and _reason(body) == _QUEUE_FULL:
+        return False
     return call.repeatable and (status is None or status in _RETRY_STATUSES)
+
+
+def _reason(body: bytes) -> object:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return None
+    return document.get("reason") if isinstance(document, dict) else None
 
 
 def delay_before_retry(attempt: int, retry_after: str | None, jitter: float) -> float:
@@ -155,4 +166,6 @@ def failure_of(status: int, body: bytes) -> errors.OpenTinkerError:
         503: errors.UnavailableError,
     }
     kind = kinds.get(status, errors.ServerError if status >= 500 else errors.InvalidRequestError)
+    if status == 429 and _reason(body) == _QUEUE_FULL:
+        kind = errors.QueueFullError
     return kind(text, status, found)

@@ -3,6 +3,7 @@
 OpenTinkerError
 ├── UnreachableError        no answer at all: wrong address, gateway down, network
 ├── UnavailableError        503 or 429: try again later; retries are used up
+│   └── QueueFullError      429: the namespace has as many jobs waiting as it may; not tried again
 ├── AuthenticationError     401: no key, or a wrong one
 ├── ForbiddenError          403: the key may not do this
 ├── NotFoundError           404
@@ -31,6 +32,7 @@ __all__ = [
     "JobFailedError",
     "NotFoundError",
     "OpenTinkerError",
+    "QueueFullError",
     "ServerError",
     "UnavailableError",
     "UnreachableError",
@@ -52,6 +54,10 @@ class UnreachableError(OpenTinkerError):
 
 class UnavailableError(OpenTinkerError):
     """Not now."""
+
+
+class QueueFullError(UnavailableError):
+    """Not before some of its jobs have started."""
 
 
 class AuthenticationError(OpenTinkerError):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from .aio import AsyncClient
+from .calls import ATTEMPTS_MAX
 from .connection import Connection
 from .views import JobView
 
@@ -18,9 +19,16 @@ T = TypeVar("T")
 class Client:
     """`with Client() as client: job = client.submit(manifest)`. See AsyncClient; use that one inside a running event loop."""
 
-    def __init__(self, url: str | None = None, api_key: str | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        timeout_s: float = 30.0,
+        attempts: int = ATTEMPTS_MAX,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
+        self._client = AsyncClient(url, api_key, timeout_s, attempts, on_wait)
         self._runner = asyncio.Runner()
-        self._client = AsyncClient(url, api_key, timeout_s)
 
     @property
     def connection(self) -> Connection:

@@ -45,6 +45,7 @@ class JobStatusView(_View):
     replicas: int = 1
     replicas_running: int = 0
     nodes: list[str] = Field(default_factory=list)
+    seed: int | None = None  # what it trains with, given or drawn
     progress: ProgressView = ProgressView()
     stop_reason: str | None = None
     model: ModelView | None = None

@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from opentinker.schemas.errors import FieldError, InvalidMessage
 from opentinker.schemas.messages import JobPhase, JobStatus, SubmitJob
@@ -115,6 +116,11 @@ class JobsView:
 
     def get(self, job_uid: str) -> JobStatus | None:
         return self._jobs.get(job_uid)
+
+    def beginning(self, text: str, limit: int) -> list[JobStatus]:
+        """Jobs whose uid begins so, newest first."""
+        places = (uid for _, uid in reversed(self._order) if uid.startswith(text))
+        return [self._jobs[uid] for uid in islice(places, limit)]
 
     def named(self, namespace: str, name: str) -> JobStatus | None:
         """The newest job of that name."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from opentinker.schemas.errors import FieldError, InvalidManifest
-from opentinker.schemas.manifest import TrainingJob, dns_label, effective_values, parse_manifest, spec_digest
+from opentinker.schemas.manifest import IMPLICIT_STEP_BUDGET, TrainingJob, dns_label, effective_values, parse_manifest, spec_digest
 from opentinker.schemas.messages import SubmitJob
 from opentinker.schemas.records import OutputRecord, encode, job_uid_of
 from opentinker.schemas.topics import COMMANDS, partition_of
@@ -101,10 +101,11 @@ def command_record(command: Any, *, ce_id: str, ce_source: str, time_ms: int, tr
     return OutputRecord(topic=COMMANDS, key=command.pool, value=value, headers=headers, partition=partition_of(command.pool, partitions))
 
 
-def effective_rows(document: object, environments: Collection[str] | None) -> list[dict[str, Any]]:
+def effective_rows(document: object, environments: Mapping[str, float | None]) -> list[dict[str, Any]]:
     """Every value that the job would run with: {field, value, source}. Raises InvalidManifest."""
     job = parse_manifest(document, environments)
     rows: list[dict[str, Any]] = [{"field": field, "value": value, "source": source} for field, value, source in effective_values(job)]
+    implied = _implicit_stop(job, environments)
     for row in rows:
         if row["value"] is not None:
             continue
@@ -112,4 +113,17 @@ def effective_rows(document: object, environments: Collection[str] | None) -> li
             row |= {"value": job.metadata.name, "source": "job name"}
         elif row["field"] == "spec.seed":
             row["source"] = "drawn from the job's uid"
+        elif row["field"] in implied:
+            row["value"], row["source"] = implied[row["field"]]
     return rows
+
+
+def _implicit_stop(job: TrainingJob, environments: Mapping[str, float | None]) -> dict[str, tuple[Any, str]]:
+    """What ends a job that names no stop rule, as the trainer decides it."""
+    if job.spec.stop.given:
+        return {}
+    name = job.spec.environment.id
+    threshold = environments.get(name)
+    if threshold is not None:
+        return {"spec.stop.targetReturn": (threshold, f"reward_threshold of {name}, since no stop rule is given")}
+    return {"spec.stop.totalSteps": (IMPLICIT_STEP_BUDGET, f"default, since no stop rule is given and {name} has no reward_threshold")}

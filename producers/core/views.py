@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from opentinker.schemas.algorithms import ALGORITHMS
+from opentinker.schemas.manifest import drawn_seed
 from opentinker.schemas.messages import JobStatus, Progress
 
 __all__ = ["algorithm_views", "iso", "job_view"]
@@ -35,6 +36,7 @@ def job_view(status: JobStatus) -> dict[str, Any]:
             "replicasRunning": status.replicas_running,
             "nodes": list(status.nodes),
             "progress": _progress(status.progress),
+            "seed": drawn_seed(status.job_uid) if status.spec.get("seed") is None else status.spec["seed"],
             "stopReason": status.stop_reason or None,
             "model": {"name": status.model.name, "version": status.model.version} if status.model else None,
             "submittedBy": status.submitted_by,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +23,8 @@ __all__ = ["GatewayContext", "NEIGHBOUR_TIMEOUT_S"]  # noqa: RUF022
 
 NEIGHBOUR_TIMEOUT_S = 5.0
 _UID_DASHES = (8, 13, 18, 23)
+_BEGINNING = re.compile(r"[0-9a-f]{8}[-0-9a-f]{0,27}")  # of a uid: as much as lists and logs show of it
+_CANDIDATES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +34,7 @@ class GatewayContext:
     writer: CommandWriter
     read: ReadSide
     http: httpx.AsyncClient
-    environments: frozenset[str]
+    environments: Mapping[str, float | None]  # id → the mean return that counts as solved, where one is registered
     api_key: str  # which the scheduler's replica asks for, too
     registry_token: str | None  # None: this gateway gives no download URLs
     stop: asyncio.Event
@@ -38,16 +42,31 @@ class GatewayContext:
     in_flight: dict[str, asyncio.Future[None]] = field(default_factory=dict)  # submissions by uid that wait for Kafka's ack
 
     async def job(self, identifier: str, namespace: str) -> JobStatus:
-        """The job of that uid, or the newest of that name; from the live view, else from history. Raises ProblemError 404."""
+        """The job of that uid, or the newest of that name, or the only one whose uid begins so; from the live view, else, by its whole uid, from history.
+
+        Raises ProblemError 404, or 409 where several begin so.
+        """
         if looks_like_uid(identifier):
             status = self.feed.jobs.get(identifier) or history_status(await self.read.job(identifier))
         else:
-            status = self.feed.jobs.named(namespace, identifier)
+            status = self.feed.jobs.named(namespace, identifier) or self._beginning(identifier)
         if status is None:
             where = "" if looks_like_uid(identifier) else f" in namespace {namespace[:63]!r}"
-            error = FieldError(field="job", message=f"there is no job {identifier[:63]!r}{where}", remedy="list jobs with GET /v1/jobs")
+            error = FieldError(
+                field="job", message=f"there is no job {identifier[:63]!r}{where}", remedy="list jobs: GET /v1/jobs, opentinker get jobs"
+            )
             raise ProblemError(404, error.text(), [error])
         return status
+
+    def _beginning(self, identifier: str) -> JobStatus | None:
+        if not _BEGINNING.fullmatch(identifier):
+            return None
+        found = self.feed.jobs.beginning(identifier, _CANDIDATES_MAX)
+        if len(found) > 1:
+            listed = ", ".join(f"{status.job_uid} ({status.namespace}/{status.name})" for status in found)
+            error = FieldError(field="job", message=f"several uids begin with {identifier}: {listed}", remedy="write more of it")
+            raise ProblemError(409, error.text(), [error])
+        return found[0] if found else None
 
 
 def looks_like_uid(text: str) -> bool:

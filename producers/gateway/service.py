@@ -11,7 +11,7 @@ from opentinker.compose.runtime.secrets import read_secret
 from opentinker.compose.runtime.settings import Settings
 from opentinker.registry.read import open_read_side
 
-from ..environments import environment_ids
+from ..environments import known_environments
 from ..limits import QueueLimits
 from ..live import LiveFeed
 from ..writer import CommandWriter
@@ -44,7 +44,7 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
             writer=writer,
             read=read,
             http=http,
-            environments=environment_ids(),
+            environments=known_environments(),
             api_key=key,
             limits=limits,
             registry_token=_registry_token(settings),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -57,7 +57,7 @@ class RequestHandler:
         *,
         partitions: int,
         authority: Authority,
-        environments: frozenset[str],
+        environments: Collection[str],
         feed: LiveFeed,
         limits: QueueLimits,
         producer: AIOKafkaProducer,

@@ -24,7 +24,7 @@ from opentinker.schemas.access import INGRESS_GROUP
 
 from ..core.requests import Authority
 from ..core.signature import BOOTSTRAP_KEY_ID
-from ..environments import environment_ids
+from ..environments import known_environments
 from ..limits import QueueLimits
 from ..live import LiveFeed
 from .doors import Doors
@@ -44,7 +44,7 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
     authority = Authority(
         keys={BOOTSTRAP_KEY_ID: read_secret(settings.api_key_file, "API key")}, trusted_namespaces=frozenset(settings.ingress.trusted_namespaces)
     )
-    environments = environment_ids()
+    environments = known_environments()
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(_producer(settings))
         membership, doors = _Membership(), Doors(settings)

@@ -10,7 +10,7 @@ import heapq
 from dataclasses import replace
 from typing import Any
 
-from opentinker.schemas.manifest import JobSpec
+from opentinker.schemas.manifest import JobSpec, drawn_seed
 from opentinker.schemas.messages import admin, commands, jobs
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 from opentinker.schemas.messages.reports import AttemptOutcome
@@ -87,7 +87,6 @@ def set_limits(effects: Effects, command: admin.SetNamespaceLimits) -> None:
 def _job_of(effects: Effects, command: commands.SubmitJob, order: int, traceparent: str) -> Job:
     spec: JobSpec = command.spec
     resources = spec.resources
-    drawn = int(command.job_uid.replace("-", "")[:8], 16) % 2**31  # follows from the uid, so that it is the same wherever it is drawn
     return Job(
         uid=command.job_uid,
         namespace=command.namespace,
@@ -99,7 +98,7 @@ def _job_of(effects: Effects, command: commands.SubmitJob, order: int, tracepare
         submitted_by=command.submitted_by,
         traceparent=traceparent,
         model=spec.output.model or command.name,
-        seed=spec.seed if spec.seed is not None else drawn,
+        seed=spec.seed if spec.seed is not None else drawn_seed(command.job_uid),
         order=order,
         needs=Requirement(replicas=spec.replicas, cpu_millis=resources.cpu_millis, memory_bytes=resources.memory_bytes, gpus=resources.gpu),
         max_runtime_ms=duration_s(spec.max_runtime) * 1000,

@@ -36,7 +36,7 @@ def test_exit_codes_of_what_can_go_wrong(full_stack: Any, tmp_path: Path) -> Non
     fails(opentinker(full_stack, "submit", "-f", "-", stdin=b"\xff\xfe\x00"), 2, "UTF-8")
     fails(opentinker(full_stack, "submit", "-f", "-", stdin=manifest("big", hyperparameters={"x": "y" * 2_000_000})), 2, "bytes")
     fails(opentinker(full_stack, "submit", "-f", str(tmp_path / "none.json")), 2, "cannot read")
-    fails(opentinker(full_stack, "submit"), 2, "--file")
+    fails(opentinker(full_stack, "submit"), 2, "name one manifest")
     fails(opentinker(full_stack, "get", "jobs", "--phase", "Runing"), 2, "did you mean Running?")
     fails(opentinker(full_stack, "get", "jobs", OPENTINKER_GATEWAY__URL="http://127.0.0.1:1"), 1, "is the gateway running?")
 

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner
 from opentinker.producers.cli import cli
 from opentinker.producers.cli.failures import exit_code_of
 from opentinker.producers.cli.output import safe
-from opentinker.producers.cli.watching import line_of
-from opentinker.producers.client import JobView, calls, errors
+from opentinker.producers.cli.watching import line_of, watch_job
+from opentinker.producers.client import AsyncClient, JobView, aio, calls, errors
 from opentinker.producers.client.connection import find_connection
 
 
@@ -92,6 +93,54 @@ def test_retries_are_bounded_spread_and_only_where_they_do_no_harm() -> None:
     assert calls.delay_before_retry(0, "soon", 0.5) == pytest.approx(0.2)
 
 
+def test_a_full_queue_is_an_answer_and_is_not_tried_again() -> None:
+    body = json.dumps({"detail": "team-a has 10 jobs waiting", "reason": "QueueFull"}).encode()
+    assert not calls.may_retry(calls.get_job("x"), 429, body)
+    assert calls.may_retry(calls.get_job("x"), 429, b'{"reason": "RateLimited"}')
+    assert isinstance(calls.failure_of(429, body), errors.QueueFullError)
+
+
+async def test_a_call_that_takes_long_says_why_and_ends_within_its_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    async def no_wait(seconds: float) -> None:
+        return
+
+    monkeypatch.setattr(aio.asyncio, "sleep", no_wait)
+    client = AsyncClient("http://127.0.0.1:9", "key", attempts=3, on_wait=told.append)
+    busy = httpx.Response(503, json={"detail": "Kafka does not answer"}, headers={"Retry-After": "5"})
+    client._http = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: busy), base_url="http://127.0.0.1:9")
+    with pytest.raises(errors.UnavailableError):
+        await client.nodes()
+    await client.close()
+    assert len(told) == 2
+    assert "Kafka does not answer; trying again in" in told[0]
+    assert told[0].endswith("(2 of 3)")
+
+
+def test_a_watch_that_is_interrupted_says_that_the_job_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Interrupted:
+        def job(self, job: str, namespace: str) -> JobView:
+            return _view("Running")
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("opentinker.producers.cli.watching.time.sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        watch_job(Interrupted(), "n", "default")  # type: ignore[arg-type]
+    assert "the job goes on; follow it: opentinker watch u   end it: opentinker cancel u" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["a.json", "-f", "b.json"]])
+def test_submit_takes_one_manifest_with_or_without_f(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENTINKER_API_KEY", "key")
+    result = CliRunner().invoke(cli, ["submit", *arguments])
+    assert result.exit_code == 2
+    assert "name one manifest" in result.output
+    assert "cannot read no-such.json" in CliRunner().invoke(cli, ["submit", "no-such.json"]).output
+
+
 def test_a_line_of_progress_says_phase_steps_speed_return_and_eta() -> None:
     view = _view("Running")
     assert line_of(view, 12) == "Running   │ 3/4 replicas │ 81,920 steps of 409,600 │ 5,120 steps/s │ mean return 187.3 │ ETA 1 min 4 s │ 12 s"
@@ -120,7 +169,12 @@ def test_text_of_others_cannot_drive_the_terminal() -> None:
 def test_an_unknown_command_names_the_nearest() -> None:
     result = CliRunner().invoke(cli, ["sumbit"])
     assert result.exit_code == 2
-    assert "did you mean submit?" in result.output
+    assert "did you mean opentinker submit?" in result.output
+
+
+@pytest.mark.parametrize(("word", "meant"), [("stop", "cancel"), ("delete", "cancel"), ("run", "submit"), ("ls", "get jobs"), ("show", "describe")])
+def test_a_word_of_other_tools_leads_to_ours(word: str, meant: str) -> None:
+    assert f"did you mean opentinker {meant}?" in CliRunner().invoke(cli, [word]).output
 
 
 def test_a_command_beyond_the_light_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

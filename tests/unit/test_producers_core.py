@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bad_manifests import BAD_MANIFESTS, BadManifest, good_manifest
 from opentinker.producers.core.documents import read_json, read_yaml
-from opentinker.producers.core.jobs_view import JobsView
+from opentinker.producers.core.jobs_view import JobsView, provisional_status
 from opentinker.producers.core.requests import Accepted, Authority, Refused, accepted_message, decide, reference_of, reply_record
 from opentinker.producers.core.signature import check_signature, sign
 from opentinker.producers.core.submission import Known, Repeat, command_record, effective_rows, judge_repeat, namespace_of, plan_submission
@@ -19,7 +19,7 @@ from opentinker.schemas.messages import CancelJob, JobRejected, SubmitJob
 from opentinker.schemas.records import InputRecord, decode, job_uid_of
 from opentinker.schemas.topics import COMMANDS, REQUESTS, accepted_types, partition_of
 
-ENVIRONMENTS = frozenset({"CartPole-v1", "Acrobot-v1"})
+ENVIRONMENTS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "Pendulum-v1": None}
 KEY = "otk_0123456789abcdef"
 AUTHORITY = Authority(keys={"bootstrap": KEY}, trusted_namespaces=frozenset({"default"}))
 HOUR_MS = 3_600_000
@@ -129,6 +129,20 @@ def test_effective_rows_name_their_source() -> None:
     assert rows["spec.hyperparameters.gamma"] == (0.9, "manifest")
     assert rows["spec.output.model"] == ("a", "job name")
     assert rows["spec.seed"] == (None, "drawn from the job's uid")
+
+
+@pytest.mark.parametrize(
+    ("environment", "field", "value", "source"),
+    [
+        ("CartPole-v1", "targetReturn", 475.0, "reward_threshold of CartPole-v1, since no stop rule is given"),
+        ("Pendulum-v1", "totalSteps", 1_000_000, "default, since no stop rule is given and Pendulum-v1 has no reward_threshold"),
+    ],
+)
+def test_effective_rows_say_what_ends_a_job_that_names_no_stop_rule(environment: str, field: str, value: float, source: str) -> None:
+    rows = {row["field"]: (row["value"], row["source"]) for row in effective_rows(good_manifest("a", environment=environment), ENVIRONMENTS)}
+    assert rows[f"spec.stop.{field}"] == (value, source)
+    given = {row["field"]: row["value"] for row in effective_rows(good_manifest("a", environment=environment, stop={"maxTime": "1h"}), ENVIRONMENTS)}
+    assert (given["spec.stop.maxTime"], given["spec.stop.targetReturn"], given["spec.stop.totalSteps"]) == ("1h", None, None)
 
 
 @pytest.mark.parametrize("document", [None, 7, [], {"metadata": 7}, {"metadata": {"namespace": "A"}}, {"metadata": {"namespace": None}}])
@@ -261,3 +275,16 @@ def test_times_and_algorithms_are_told() -> None:
 def test_an_empty_view_has_nothing() -> None:
     view = JobsView()
     assert (len(view), view.get("x"), view.named("default", "x"), view.page().items, view.page().cursor) == (0, None, None, [], None)
+
+
+def test_jobs_are_found_by_the_beginning_of_their_uid_newest_first() -> None:
+    view = JobsView()
+    for number, begins in enumerate(("aaaaaaaa", "aaaaaaaa", "bbbbbbbb")):
+        command = plan(good_manifest(f"job-{number}"), ce_id=str(number)).model_copy(
+            update={"job_uid": f"{begins}-0000-4000-8000-00000000000{number}"}
+        )
+        view.apply(provisional_status(command, 1000 + number))
+    assert [status.name for status in view.beginning("aaaaaaaa", 5)] == ["job-1", "job-0"]
+    assert [status.name for status in view.beginning("aaaaaaaa", 1)] == ["job-1"]
+    assert [status.name for status in view.beginning("bbbbbbbb-0", 5)] == ["job-2"]
+    assert view.beginning("cccccccc", 5) == []

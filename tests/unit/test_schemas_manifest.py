@@ -84,6 +84,15 @@ def test_several_mistakes_are_reported_together() -> None:
     assert {error.field for error in caught.value.errors} == {"spec.replicas", "spec.resources.cpu", "metadata.name"}
 
 
+def test_mistakes_that_only_a_whole_job_would_be_asked_are_reported_with_the_others() -> None:
+    document = changed("kind", "TrainingJbo")
+    document["spec"] |= {"replicas": 0, "environment": "CartPoel-v1", "hyperparameters": {"learning_rte": 1}, "stop": {"totalSteps": -1}}
+    with pytest.raises(InvalidManifest) as caught:
+        parse_manifest(document, {"CartPole-v1"})
+    fields = [error.field for error in caught.value.errors]
+    assert sorted(fields) == ["kind", "spec.environment", "spec.hyperparameters.learning_rte", "spec.replicas", "spec.stop.totalSteps"]
+
+
 def test_a_huge_value_is_cut_in_the_error() -> None:
     with pytest.raises(InvalidManifest) as caught:
         parse_manifest(changed("spec.algorithm", "x" * 60_000))

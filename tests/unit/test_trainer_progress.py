@@ -1,8 +1,8 @@
 """Counters and stop rules."""
 
 import pytest
-from opentinker.schemas.manifest import StopRules
-from opentinker.trainer_agent.rl.progress import IMPLICIT_STEP_BUDGET, Progress, StopPlan, TrainingEnd, plan_stop
+from opentinker.schemas.manifest import IMPLICIT_STEP_BUDGET, StopRules
+from opentinker.trainer_agent.rl.progress import Progress, StopPlan, TrainingEnd, plan_stop
 
 
 def _rules(**given: object) -> StopRules:

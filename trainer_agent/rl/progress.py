@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from opentinker.schemas.manifest import StopRules
+from opentinker.schemas.manifest import IMPLICIT_STEP_BUDGET, StopRules
 from opentinker.schemas.quantities import duration_s
 
-__all__ = ["IMPLICIT_STEP_BUDGET", "Progress", "StopPlan", "TrainingEnd", "plan_stop"]
+__all__ = ["Progress", "StopPlan", "TrainingEnd", "plan_stop"]
 
-IMPLICIT_STEP_BUDGET = 1_000_000  # global env steps, when neither a stop rule nor a reward_threshold says when to end (DESIGN.md §8)
 _EPISODES_KEPT_MAX = 10_000  # the widest window that the manifest allows
 
 
