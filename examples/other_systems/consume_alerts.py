@@ -12,7 +12,7 @@ import json
 import sys
 import uuid
 
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaException
 
 TOPIC = "opentinker.alerts.v1"
 
@@ -33,6 +33,18 @@ def describe(kind: str, alert: dict[str, object]) -> str:
     return json.dumps(alert)
 
 
+def answers(consumer: Consumer, bootstrap: str) -> bool:
+    """Whether Kafka is there and has the topic: a consumer alone would wait for ever, and say nothing."""
+    try:
+        known = consumer.list_topics(TOPIC, timeout=10).topics[TOPIC].error is None
+    except KafkaException:
+        print(f"no answer from Kafka at {bootstrap}; `opentinker status` shows its address", file=sys.stderr)
+        return False
+    if not known:
+        print(f"Kafka at {bootstrap} has no topic {TOPIC}, or this user may not read it", file=sys.stderr)
+    return known
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description="Print alerts as they come.")
     arguments.add_argument("--bootstrap", required=True, help="address of Kafka")
@@ -40,8 +52,12 @@ def main() -> int:
     arguments.add_argument("--from-beginning", action="store_true", help="what the topic still holds, too")
     given = arguments.parse_args()
     start = "earliest" if given.from_beginning else "latest"
-    consumer = Consumer({"bootstrap.servers": given.bootstrap, "group.id": f"alerts-example-{uuid.uuid4()}", "auto.offset.reset": start})
+    settings = {"bootstrap.servers": given.bootstrap, "group.id": f"alerts-example-{uuid.uuid4()}", "auto.offset.reset": start}
+    consumer = Consumer(settings | {"log_level": 2})  # else the library prints a line for every connection that is refused
+    if not answers(consumer, given.bootstrap):
+        return 2
     consumer.subscribe([TOPIC])
+    print(f"waiting for alerts on {TOPIC}; Ctrl-C ends this", file=sys.stderr)
     seen: set[str] = set()
     try:
         while given.count is None or len(seen) < given.count:

@@ -12,9 +12,21 @@ import json
 import sys
 import uuid
 
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaException
 
 TOPIC = "opentinker.training.metrics.v1"
+
+
+def answers(consumer: Consumer, bootstrap: str) -> bool:
+    """Whether Kafka is there and has the topic: a consumer alone would wait for ever, and say nothing."""
+    try:
+        known = consumer.list_topics(TOPIC, timeout=10).topics[TOPIC].error is None
+    except KafkaException:
+        print(f"no answer from Kafka at {bootstrap}; `opentinker status` shows its address", file=sys.stderr)
+        return False
+    if not known:
+        print(f"Kafka at {bootstrap} has no topic {TOPIC}, or this user may not read it", file=sys.stderr)
+    return known
 
 
 def main() -> int:
@@ -25,8 +37,12 @@ def main() -> int:
     arguments.add_argument("--from-beginning", action="store_true", help="what the topic still holds, too")
     given = arguments.parse_args()
     start = "earliest" if given.from_beginning else "latest"
-    consumer = Consumer({"bootstrap.servers": given.bootstrap, "group.id": f"metrics-example-{uuid.uuid4()}", "auto.offset.reset": start})
+    settings = {"bootstrap.servers": given.bootstrap, "group.id": f"metrics-example-{uuid.uuid4()}", "auto.offset.reset": start}
+    consumer = Consumer(settings | {"log_level": 2})  # else the library prints a line for every connection that is refused
+    if not answers(consumer, given.bootstrap):
+        return 2
     consumer.subscribe([TOPIC])
+    print(f"waiting for metrics on {TOPIC}; Ctrl-C ends this", file=sys.stderr)
     seen: set[tuple[object, ...]] = set()
     try:
         while given.count is None or len(seen) < given.count:
@@ -41,10 +57,8 @@ def main() -> int:
             values = sample["values"]
             # NaN and infinities come as the strings "NaN", "Infinity", "-Infinity"; float() reads them.
             mean = values.get("mean_return")
-            print(
-                f"{sample['job_uid']} step {sample['global_step']:>9,} mean return {float(mean) if mean is not None else float('nan'):8.2f}",
-                flush=True,
-            )
+            shown = "       -" if mean is None else f"{float(mean):8.2f}"  # none before the first episode has ended
+            print(f"{sample['job_uid']} step {sample['global_step']:>9,} mean return {shown}", flush=True)
     except KeyboardInterrupt:
         pass
     finally:

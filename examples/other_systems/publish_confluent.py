@@ -14,7 +14,7 @@ import time
 import uuid
 from pathlib import Path
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 REQUESTS, REPLIES = "opentinker.jobs.requests.v1", "opentinker.jobs.replies.v1"
 
@@ -27,7 +27,15 @@ def main() -> int:
     given = arguments.parse_args()
     ids = given.id + [f"confluent-{uuid.uuid4()}" for _ in given.manifests[len(given.id) :]]
 
-    consumer = replies_from_now(given.bootstrap)
+    missing = [str(path) for path in given.manifests if not path.is_file()]
+    if missing:
+        print(f"no file {', '.join(missing)}", file=sys.stderr)
+        return 2
+    try:
+        consumer = replies_from_now(given.bootstrap)
+    except (KafkaException, KeyError):
+        print(f"no answer from Kafka at {given.bootstrap}, or it has no topic {REPLIES}; `opentinker status` shows its address", file=sys.stderr)
+        return 2
     producer = Producer({"bootstrap.servers": given.bootstrap})
     for ce_id, path in zip(ids, given.manifests, strict=True):
         headers = {
@@ -61,7 +69,8 @@ def main() -> int:
 
 def replies_from_now(bootstrap: str) -> Consumer:
     """A consumer at the end of every partition of the replies topic, ready before anything is asked."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"example-{uuid.uuid4()}", "enable.auto.commit": False})
+    settings = {"bootstrap.servers": bootstrap, "group.id": f"example-{uuid.uuid4()}", "enable.auto.commit": False}
+    consumer = Consumer(settings | {"log_level": 2})  # else the library prints a line for every connection that is refused
     partitions = consumer.list_topics(REPLIES, timeout=10).topics[REPLIES].partitions
     ends = [TopicPartition(REPLIES, number, consumer.get_watermark_offsets(TopicPartition(REPLIES, number), timeout=10)[1]) for number in partitions]
     consumer.assign(ends)

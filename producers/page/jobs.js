@@ -8,7 +8,7 @@ const PAGE = 100;
 const PAINT_MS = 250; // changes in between are painted together
 const PHASES = ["Pending", "Starting", "Running", "Stopping", "Completed", "Failed", "Cancelled"];
 const COLUMNS = [
-  ["name", "name"], ["namespace", "extra"], ["phase"], ["replicas", "number"], ["steps", "number"], ["speed", "number extra"], ["mean", "number"], ["model", "extra"],
+  ["name", "name"], ["namespace", "extra"], ["phase"], ["replicas", "number replicas"], ["steps", "number steps"], ["speed", "number extra"], ["mean", "number"], ["model", "extra"],
   ["age", "extra"],
 ];
 
@@ -161,7 +161,7 @@ function fillRow(row, view) {
   setText(row.phase, phaseWord(status.phase));
   row.phase.className = `phase ${PHASES.includes(status.phase) ? status.phase : ""}`;
   setText(row.why, ["Pending", "Failed", "Stopping", "Cancelled"].includes(status.phase) ? status.message || status.reason : "");
-  setText(row.cells[3], `${status.replicasRunning}/${status.replicas}`);
+  setText(row.cells[3], ["Completed", "Failed", "Cancelled"].includes(status.phase) ? "" : `${status.replicasRunning}/${status.replicas}`);
   setText(row.cells[4], status.progress.globalStep ? count(status.progress.globalStep) : "");
   setText(row.cells[5], status.phase === "Running" && status.progress.envStepsPerS ? count(Math.round(status.progress.envStepsPerS)) : "");
   setText(row.cells[6], amount(status.progress.meanReturn));

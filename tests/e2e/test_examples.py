@@ -299,3 +299,14 @@ def start_agent(stack: Any, node: str, log: Path) -> subprocess.Popen[bytes]:
 def state_of(stack: Any, node: str) -> str:
     nodes = json.loads(ok(opentinker(stack, "get", "nodes", "-o", "json")))
     return next((str(each["state"]) for each in nodes if each["node"] == node), "unknown")
+
+
+@pytest.mark.parametrize("example", ["consume_metrics.py", "consume_alerts.py", "publish_confluent.py"])
+def test_an_example_that_is_given_a_wrong_address_says_so_in_one_line(example: str) -> None:
+    manifests = [str(ROOT / "examples" / "quick.json")] if example == "publish_confluent.py" else []
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / example), *manifests, "--bootstrap", "127.0.0.1:1"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("no answer from Kafka at 127.0.0.1:1")
+    assert done.stderr.count("\n") == 1, done.stderr[:500]

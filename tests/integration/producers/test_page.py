@@ -222,6 +222,51 @@ async def test_filter_search_and_an_unknown_job(visit: Visit, site: httpx.AsyncC
     await expect(page.get_by_text("This job is not known here")).to_be_visible()
 
 
+@pytest.mark.parametrize("width", [390, 768, 1300, 1920])
+async def test_it_fits_narrow_and_wide_screens_with_long_names_and_reasons(
+    browser: Any, site: httpx.AsyncClient, sender: AIOKafkaProducer, width: int
+) -> None:
+    """Nothing is cut off, the header stays one line, and no word of a reason is broken that would fit on a line of its own."""
+    name = unique("a-long-name-as-people-give-them-to-sweeps-of-hyperparameters")[:63]
+    view = await a_job(site, name, replicas=4)
+    message = "needs 4 × (1 GPU, 2 CPU, 4 GiB); pool default has 3 free GPUs, 6 CPU and 11.5 GiB free on 2 nodes, room for 3 of its 4 replicas"
+    await say(sender, STATUS, status_of(view, JobPhase.PENDING, 2, reason="InsufficientCapacity", message=message), view["metadata"]["uid"])
+    other = await a_job(site)
+    progress = {"global_step": 123_456_789, "total_steps": 500_000_000, "env_steps_per_s": 98_123.4, "mean_return": 12_187.25, "episodes": 1_204_000}
+    running_now = status_of(other, JobPhase.RUNNING, 3, attempt_number=2, replicas_running=4, nodes=("node-1", "node-2"), progress=progress)
+    await say(sender, STATUS, running_now, other["metadata"]["uid"])
+    context = await browser.new_context(viewport={"width": width, "height": 900}, locale="en-GB")
+    tab = Visit(await context.new_page())
+    for place in ("", f"&job={view['metadata']['uid']}"):
+        await tab.page.goto("about:blank")
+        await tab.page.goto(f"{site.base_url}/#key={API_KEY}{place}")
+        await expect(tab.page.get_by_role("row").filter(has_text=name)).to_contain_text("room for 3 of its 4 replicas")
+        await expect(tab.page.get_by_role("row").filter(has_text=other["metadata"]["name"])).to_contain_text("12,187")
+        if place:
+            await expect(tab.page.locator("#job")).to_contain_text("Why it waits")
+        await tab.picture(f"8-width-{width}{'-job' if place else ''}")
+        cut = await tab.page.evaluate("[...document.querySelectorAll('html, .scroll')].map((each) => each.scrollWidth - each.clientWidth)")
+        assert max(cut) <= 0, f"{cut} px are cut off at {width} px"
+        assert await tab.page.evaluate("document.querySelector('header').offsetHeight") < 64
+        broken = await tab.page.evaluate(_BROKEN_WORDS)
+        assert broken == []
+    await context.close()
+    assert tab.faults == []
+
+
+# Words of our reason whose first and last letter stand on different lines.
+_BROKEN_WORDS = """[...document.querySelectorAll('.why, .callout')].filter((each) => each.textContent.includes('room for 3')).flatMap((element) => {
+  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT), found = [];
+  for (let node = walker.nextNode(); node; node = walker.nextNode())
+    for (const match of node.data.matchAll(/\\S+/g)) {
+      const range = document.createRange();
+      range.setStart(node, match.index); range.setEnd(node, match.index + match[0].length);
+      if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1 && match[0].length < 20) found.push(match[0]);
+    }
+  return found;
+})"""
+
+
 async def test_lost_contact_is_said_and_mended(browser: Any, stack: Any, api_key_file: Path, database: Any) -> None:
     port = free_port()
     variables = {"OPENTINKER_GATEWAY__PORT": str(port), "OPENTINKER_GATEWAY__API_KEY_FILE": str(api_key_file)}
