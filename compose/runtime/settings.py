@@ -177,6 +177,9 @@ def home_directory(environ: dict[str, str]) -> Path:
 
 def load_settings() -> Settings:
     """Read the environment and the file. Raises SettingsError with the variable's name and what is allowed."""
+    home = home_directory(dict(os.environ))
+    if (home / "config.toml").is_dir():  # which the library would pass over
+        raise SettingsError(f"config.toml in {home} is a folder; mend or remove it")
     try:
         return Settings()
     except ValidationError as error:
@@ -186,4 +189,4 @@ def load_settings() -> Settings:
             lines.append(f"OPENTINKER_{'__'.join(path).upper()} (or {'.'.join(path)} in config.toml): {problem['msg']}")
         raise SettingsError("; ".join(lines)) from None
     except (ValueError, OSError) as error:  # broken TOML, or what is no file that may be read
-        raise SettingsError(f"config.toml in {home_directory(dict(os.environ))}: {error}; mend or remove the file") from None
+        raise SettingsError(f"config.toml in {home}: {error}; mend or remove the file") from None

@@ -16,6 +16,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.ForbiddenError, 4),
     (errors.ConflictError, 5),
     (errors.InvalidRequestError, 2),
+    (errors.ConfigurationError, 2),
     (errors.OpenTinkerError, 1),
     (InvalidMessage, 2),
 )

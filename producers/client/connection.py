@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from opentinker.schemas.errors import shorten
 
-from .errors import OpenTinkerError
+from .errors import ConfigurationError
 
 __all__ = ["Connection", "find_connection"]
 
@@ -25,16 +25,16 @@ class Connection:
 
 
 def find_connection(url: str | None = None, api_key: str | None = None) -> Connection:
-    """Raises OpenTinkerError naming what to set."""
+    """Raises ConfigurationError naming what to set."""
     home = Path(os.environ.get("OPENTINKER_HOME") or Path.home() / ".opentinker").expanduser()
     gateway: dict[str, object] = {}
     config = home / "config.toml"
-    if config.is_file():
+    if config.exists():
         try:
             section = tomllib.loads(config.read_text()).get("gateway", {})
             gateway = section if isinstance(section, dict) else {}
         except (OSError, ValueError) as error:  # ValueError: no TOML, no UTF-8
-            raise OpenTinkerError(f"{config} cannot be read: {error}; mend it, or run opentinker up again") from None
+            raise ConfigurationError(f"{config} cannot be read: {error}; mend it, or run opentinker up again") from None
     found_url = url or os.environ.get("OPENTINKER_GATEWAY__URL") or str(gateway.get("url") or "http://127.0.0.1:8080")
     key = api_key or os.environ.get("OPENTINKER_API_KEY")
     if key is None:
@@ -42,13 +42,13 @@ def find_connection(url: str | None = None, api_key: str | None = None) -> Conne
         try:
             key = file.read_text(errors="replace").strip()
         except OSError:
-            raise OpenTinkerError(f"no API key: set OPENTINKER_API_KEY, or start the local stack, which writes {file}") from None
+            raise ConfigurationError(f"no API key: set OPENTINKER_API_KEY, or start the local stack, which writes {file}") from None
     if not key or not key.isascii() or not key.isprintable():  # it becomes a header; it is never shown
-        raise OpenTinkerError(
+        raise ConfigurationError(
             "the API key is not a line of printable ASCII; copy it anew into OPENTINKER_API_KEY, or unset that to use the local stack's"
         )
     if not _ADDRESS.fullmatch(found_url) or not _port_is_one(found_url):
-        raise OpenTinkerError(f"{shorten(found_url)} is not the address of a gateway; set OPENTINKER_GATEWAY__URL to http://HOST:PORT")
+        raise ConfigurationError(f"{shorten(found_url)} is not the address of a gateway; set OPENTINKER_GATEWAY__URL to http://HOST:PORT")
     return Connection(found_url.rstrip("/"), key)
 
 

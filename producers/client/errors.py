@@ -1,6 +1,7 @@
 """What can go wrong for a caller of the API.
 
 OpenTinkerError
+├── ConfigurationError      it is not said, or not rightly, where the gateway is or which key to show
 ├── UnreachableError        no answer at all: wrong address, gateway down, network
 ├── UnavailableError        503 or 429: try again later; retries are used up
 │   └── QueueFullError      429: the namespace has as many jobs waiting as it may; not tried again
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuthenticationError",
+    "ConfigurationError",
     "ConflictError",
     "ForbiddenError",
     "InvalidRequestError",
@@ -46,6 +48,10 @@ class OpenTinkerError(Exception):
     def __init__(self, text: str, status: int = 0, errors: Sequence[FieldError] = ()) -> None:
         super().__init__(text)
         self.status, self.errors = status, tuple(errors)
+
+
+class ConfigurationError(OpenTinkerError):
+    """A setting is missing or wrong."""
 
 
 class UnreachableError(OpenTinkerError):

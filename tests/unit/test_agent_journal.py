@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from opentinker.trainer_agent.journal import Journal
+import pytest
+from opentinker.trainer_agent.journal import FolderError, Journal
 
 
 def test_a_later_incarnation_sorts_behind_an_earlier_one_also_when_the_clock_was_set_back(tmp_path: Path) -> None:
@@ -23,3 +24,20 @@ def test_what_is_no_incarnation_is_written_anew(tmp_path: Path) -> None:
         journal = Journal(tmp_path, "boot")
         assert journal.next_incarnation(5, "ab") == ("0000000000005-ab", None)
         journal.close()
+
+
+def test_a_folder_that_cannot_be_used_is_named_with_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path, tmp_path / "file"):
+        with pytest.raises(FolderError, match=r"(lock|file): .*; set OPENTINKER_AGENT__DIRECTORY to a folder that this user may write"):
+            Journal(place, "boot")
+
+
+def test_a_journal_that_is_a_folder_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "journal.json").mkdir()
+    journal = Journal(tmp_path, "boot")
+    assert journal.read().entries == ()
+    journal.write((), ())
+    assert journal.read().entries == ()
+    journal.close()

@@ -12,7 +12,7 @@ from opentinker.compose.runtime.settings import AgentSettings, SettingsError
 from opentinker.trainer_agent.capacity import capacity_of, port_range
 from opentinker.trainer_agent.control import AgentLine
 from opentinker.trainer_agent.core.log_rate import LINE_CHARACTERS_MAX, LINES_BURST, LINES_PER_S, LogRate
-from opentinker.trainer_agent.journal import FolderTakenError, Journal
+from opentinker.trainer_agent.journal import FolderError, Journal
 from opentinker.trainer_agent.listener import Listener, Place
 from opentinker.trainer_agent.processes import is_same_process, start_ticks
 from opentinker.trainer_agent.protocol import (
@@ -173,7 +173,7 @@ def test_a_large_file_is_cut_once_it_is_read(tmp_path: Path) -> None:
 
 def test_one_agent_a_folder(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "boot")
-    with pytest.raises(FolderTakenError, match="another agent runs in"):
+    with pytest.raises(FolderError, match="another agent runs in"):
         Journal(tmp_path, "boot")
     journal.close()
     Journal(tmp_path, "boot").close()

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from opentinker.compose.runtime.settings import SettingsError, load_settings
+from opentinker.producers.cli import cli
+from opentinker.producers.cli.failures import exit_code_of
 
 
 @pytest.mark.parametrize("servers", ["127.0.0.1:99999", "foo:bar", "[::1", "a b:c", "host", "127.0.0.1:0", "a:1,", ""])
@@ -21,3 +24,27 @@ def test_addresses_are_taken_as_they_are(servers: str, monkeypatch: pytest.Monke
     monkeypatch.setenv("OPENTINKER_HOME", str(tmp_path))
     monkeypatch.setenv("OPENTINKER_KAFKA__BOOTSTRAP_SERVERS", servers)
     assert load_settings().kafka.bootstrap_servers == servers
+
+
+def test_a_configuration_that_is_no_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OPENTINKER_HOME", str(tmp_path))
+    (tmp_path / "config.toml").mkdir()
+    with pytest.raises(SettingsError, match=r"config\.toml in .* is a folder; mend or remove it"):
+        load_settings()
+
+
+def test_certificates_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OPENTINKER_HOME", str(tmp_path))
+    monkeypatch.setenv("OPENTINKER_KAFKA__SSL_CAFILE", str(tmp_path / "no.pem"))
+    with pytest.raises(SettingsError, match=r"OPENTINKER_KAFKA__SSL_CAFILE .*no\.pem is no file that can be read"):
+        load_settings()
+
+
+@pytest.mark.parametrize("command", [["metrics", "tail"], ["cordon", "node-1"], ["dlq", "list"], ["topics", "ensure"], ["audit", "a-job"]])
+def test_a_command_that_speaks_to_kafka_does_not_guess_which(command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OPENTINKER_HOME", str(tmp_path))
+    monkeypatch.delenv("OPENTINKER_KAFKA__BOOTSTRAP_SERVERS", raising=False)
+    raised = CliRunner().invoke(cli, command).exception
+    assert isinstance(raised, SettingsError)
+    assert "no Kafka is configured: `opentinker up`" in str(raised)
+    assert exit_code_of(raised) == 2
