@@ -33,6 +33,7 @@ from .watchdog import Watchdog, end_within, guard_loop
 
 __all__ = ["Worker"]
 
+_NEVER_S = 10 * 365 * 86_400.0
 _END_S = 25.0  # letting partitions go (10 s), closing clients, and what the interpreter waits for; supervisors kill at 30
 _CLOSE_S = 8.0  # Faust leaves its group; the whole stop is bounded at 20 s by the service
 
@@ -119,7 +120,7 @@ class Worker:
             broker_session_timeout=self._settings.scheduler.session_timeout_s,
             broker_heartbeat_interval=self._settings.scheduler.session_timeout_s / 4,
             broker_request_timeout=max(40.0, self._settings.scheduler.session_timeout_s * 2),
-            broker_max_poll_interval=600.0,  # a standby without partitions must stay a member
+            broker_max_poll_interval=_NEVER_S,  # a standby without partitions asks for no records; what stands still, the watchdog finds
             consumer_auto_offset_reset="earliest",
             stream_recovery_delay=0.0,
             stream_wait_empty=False,

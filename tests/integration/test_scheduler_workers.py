@@ -4,7 +4,6 @@ was seen to bite."""
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 import uuid
 import zlib
@@ -16,7 +15,7 @@ import pytest
 from failpoints import LAUNCHER, failing, hits
 from opentinker.schemas.topics import EVENTS
 from scheduler_load import check, fold_of, load, voids_since
-from scheduler_process import FakeNode, Publisher, TopicReader, Worker
+from scheduler_process import FakeNode, Publisher, TopicReader, Worker, owned_epochs
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
@@ -67,11 +66,6 @@ class Fleet:
     async def __aexit__(self, *_: object) -> None:
         for worker in self.workers:
             await self.stop(worker)
-
-
-def owned_epochs(worker: Worker, partition: int) -> list[int]:
-    lines = [line for line in worker.path.read_text().splitlines() if '"partition owned"' in line and f'"partition": {partition}' in line]
-    return [int(found[1]) for line in lines if (found := re.search(r'"owner_epoch": (\d+)', line))]
 
 
 async def test_a_rolling_restart_loses_nothing_and_every_worker_ends_well(stack: Any, publisher: Publisher, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from opentinker.schemas.messages import (
 from opentinker.schemas.records import Envelope, Message, decode, encode, job_uid_of
 from opentinker.schemas.topics import COMMANDS, EVENTS, PLACEMENTS, REPORTS, STATUS, accepted_types, partition_of
 
-__all__ = ["FakeNode", "Publisher", "TopicReader", "Worker", "events_of", "statuses", "until_logged"]
+__all__ = ["FakeNode", "Publisher", "TopicReader", "Worker", "events_of", "owned_epochs", "statuses", "until_logged"]
 
 
 class Worker:
@@ -69,6 +70,12 @@ async def until_logged(worker: Worker, text: str, times: int = 1, timeout_s: flo
         while worker.path.read_text().count(text) < times:
             assert worker.process.poll() is None, worker.path.read_text()[-3000:]
             await asyncio.sleep(0.1)
+
+
+def owned_epochs(worker: Worker, partition: int) -> list[int]:
+    """The epochs in which a worker took a partition over, by its log."""
+    lines = [line for line in worker.path.read_text().splitlines() if '"partition owned"' in line and f'"partition": {partition}' in line]
+    return [int(found[1]) for line in lines if (found := re.search(r'"owner_epoch": (\d+)', line))]
 
 
 class Publisher:

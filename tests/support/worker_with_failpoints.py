@@ -165,7 +165,17 @@ def bound_watchdog(bounds: dict[str, float]) -> None:
         setattr(watchdog, name, seconds)
 
 
+def idle_counts(times: float) -> None:
+    """Let the group's client believe that it has been idle for so many times as long."""
+    from aiokafka.consumer.subscription_state import SubscriptionState
+
+    original = SubscriptionState.fetcher_idle_time.fget
+    SubscriptionState.fetcher_idle_time = property(lambda self: original(self) * times)
+
+
 if __name__ == "__main__":
+    if times := os.environ.get("IDLE_COUNTS"):
+        idle_counts(float(times))
     if version := os.environ.get("CORE_VERSION"):
         from opentinker.scheduler_stream.core import policy
 
