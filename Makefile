@@ -34,8 +34,10 @@ down: venv ## Stop it; data stays
 status: venv ## Show what runs
 	@$(BIN)/python -m opentinker.compose.local status
 
-test: dev ## Run every test against real Kafka, PostgreSQL and S3
-	$(BIN)/python -m pytest $(ARGS)
+# Most tests wait for leases, sessions and processes rather than for the processor: two files at a time, each worker with stacks of its own (about 1.5 GB).
+WORKERS ?= 2
+test: dev ## Run every test against real Kafka, PostgreSQL and S3 (WORKERS=0: one file at a time)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-quick: dev ## Run the tests that need no stack
 	$(BIN)/python -m pytest -m "not stack and not slow" $(ARGS)
