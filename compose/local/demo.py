@@ -87,7 +87,7 @@ def _submit(client: Client) -> JobView:
 def _judge(view: JobView) -> bool:
     status, progress = view.status, view.status.progress
     checks = [
-        ("job completed", status.phase == "Completed", ": ".join(filter(None, (status.phase, status.message)))),
+        ("job completed", status.phase == "Completed", status.message or status.phase),
         (
             f"mean return of the last 100 episodes at least {_GOAL_RETURN:g}",
             (progress.mean_return or 0.0) >= _GOAL_RETURN,
