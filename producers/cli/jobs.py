@@ -230,7 +230,8 @@ def describe(job: str, namespace: str, output: str) -> None:
     click.echo(f"Phase:       {status.phase}{f' ({safe(status.reason)})' if status.reason else ''}")
     if text := explained.get("text") or status.message:
         click.echo(f"Because:     {safe(str(text))}")
-    click.echo(f"Attempt:     {status.attempt}{f' on {', '.join(status.nodes)}' if status.nodes else ''}")
+    where = f" on {', '.join(status.nodes)}" if status.nodes else ""
+    click.echo(f"Attempt:     {status.attempt}{where}")
     mean = "none yet" if progress.mean_return is None else f"{progress.mean_return:.2f}"
     click.echo(f"Progress:    {progress.global_step:,} steps, {progress.episodes:,} episodes, mean return {mean}")
     if status.model:
