@@ -39,7 +39,7 @@ class Clock:
     """A partition's time and counters. Its id is always `clock`."""
 
     now_ms: int = 0  # pool time: moves by what the broker's stamps on reports move, at most 2 s an input
-    append_ms: int = 0  # the newest stamp seen on a report
+    append_ms: int = 0  # the stamp of the last report
     submissions: int = 0  # numbers jobs in the order of arrival
 
 

@@ -64,12 +64,15 @@ def step(state: State, item: StepInput) -> StepResult:
 
 
 def _advance_clock(state: State, item: StepInput) -> None:
-    """Only reports move the clock. Heartbeats come on that topic: so no lease runs out because a backlog of commands was read before them."""
+    """Only reports move the clock. Heartbeats come on that topic: so no lease runs out because a backlog of commands was read before them.
+
+    A broker whose clock is set back moves nothing back, and time goes on from there: measured from the highest stamp ever seen it would stand still until then.
+    """
     if item.topic != REPORTS:
         return
     before, append_ms = state.clock, item.append_time_ms
     moved = min(max(append_ms - before.append_ms, 0), CLOCK_STEP_MAX_MS) if before.append_ms else 0
-    state.put(replace(before, now_ms=before.now_ms + moved, append_ms=max(before.append_ms, append_ms)))
+    state.put(replace(before, now_ms=before.now_ms + moved, append_ms=append_ms))
 
 
 def _apply(effects: Effects, item: StepInput) -> None:

@@ -89,7 +89,7 @@ class SimAgent:
             address="127.0.0.1", port_low=29500, port_high=29520,
         )  # fmt: skip
 
-    def apply(self, command: object, now: int, start_ms: int, run_ms: int) -> None:
+    def apply(self, command: object, now: int, broker_ms: int, start_ms: int, run_ms: int) -> None:
         """Take a command that names this incarnation; the same number again changes nothing."""
         assert isinstance(command, placements.StartAttempt | placements.StopAttempt | placements.ResumeAttempt | placements.RefuseAgent)
         if not self.alive or command.incarnation != self.incarnation:
@@ -103,7 +103,7 @@ class SimAgent:
         self.seen.add(command.command_seq)
         held = self.attempts.get(command.job_uid)
         if isinstance(command, placements.StartAttempt):
-            if command.valid_until_ms >= now and held is None and not self.stopping:
+            if command.valid_until_ms >= broker_ms and held is None and not self.stopping:
                 ranks = tuple(replica.rank for replica in command.replicas)
                 devices = tuple(index for replica in command.replicas for index in replica.devices)
                 self.attempts[command.job_uid] = SimAttempt(

@@ -24,7 +24,7 @@ from ..core.fit import unschedulable_reason
 from ..core.invariants import capacity_violations, violations
 from ..core.state import Change, State
 from ..core.step import StepInput, StepResult, step
-from .agents import SimAgent
+from .agents import LEASE_MS, SimAgent
 
 __all__ = ["Report", "SimulationFailedError", "simulate"]
 
@@ -56,6 +56,9 @@ class _Story:
         # Of their own, so that a story is otherwise what it was before there were these.
         self.limits = random.Random(f"limits {seed}")  # noqa: S311
         self.names = random.Random(f"names {seed}")  # noqa: S311
+        self.clocks = random.Random(f"clocks {seed}")  # noqa: S311
+        self.broker_off_ms = 0  # how far the broker's clock is ahead
+        self.jumped_at = 0
         self.report = Report(seed)
         self.state = State()
         self.now = _START_MS
@@ -76,7 +79,7 @@ class _Story:
     def append(self, topic: str, message: Message) -> None:
         offset = self.offsets[topic]
         self.offsets[topic] += 1
-        result = step(self.state, StepInput(topic=topic, partition=0, offset=offset, append_time_ms=self.now, message=message))
+        result = step(self.state, StepInput(topic=topic, partition=0, offset=offset, append_time_ms=self.now + self.broker_off_ms, message=message))
         self.report.steps += 1
         self.check(result)
         for output in result.outputs:
@@ -163,7 +166,7 @@ class _Story:
             fresh = command.command_seq not in agent.seen and command.incarnation == agent.incarnation and agent.alive
             if fresh and set(held) & set(wanted):
                 self.fail(f"{agent.name} is to start {command.job_uid} on devices {wanted} while {held} are in use")
-        agent.apply(command, self.now, self.random.choice((500, 1000, 4000)), self.random.choice((2000, 10_000, 40_000)))
+        agent.apply(command, self.now, self.now + self.broker_off_ms, self.random.choice((500, 1000, 4000)), self.random.choice((2000, 10_000, 40_000)))
 
     # Events
 
@@ -202,6 +205,13 @@ class _Story:
             rival = SimAgent(agent.name, agent.pool, agent.cpu_millis, agent.memory_bytes, agent.gpus, folder=f"r{len(self.agents)}.")
             self.agents.append(rival)
             self.append(REPORTS, rival.started(self.now))
+
+    def jump(self) -> None:
+        """The broker's clock is set, by seconds or by an hour. Not twice within a lease, whose margin allows for one jump."""
+        if self.now - self.jumped_at < 2 * LEASE_MS:
+            return
+        self.broker_off_ms, self.jumped_at = self.clocks.choice((0, 5_000, -5_000, 3_600_000, -3_600_000)), self.now
+        self.report.faults["clock"] += 1
 
     def fault(self) -> None:
         kind = self.random.choice(("kill", "cut", "fail", "user_error", "restart", "cancel", "broker", "cut_most"))
@@ -266,6 +276,8 @@ def simulate(seed: int, slices: int = 400) -> Report:
             story.submit()
         if story.broker_up and story.limits.random() < 0.02:
             story.limit()
+        if story.broker_up and story.clocks.random() < 0.02:
+            story.jump()
         if story.broker_up and story.names.random() < 0.02:
             story.change_agents()
         if story.random.random() < 0.06:

@@ -314,6 +314,17 @@ class TestLeases:
         world.put(tick_of(world), after_ms=-3_600_000)
         assert world.state.clock.now_ms == before
 
+    def test_time_goes_on_after_a_clock_that_jumped_ahead_was_set_back(self, world: World) -> None:
+        world.agent("node-1")
+        uid = world.submit()
+        world.run_all(uid)
+        world.put(tick_of(world), after_ms=3_600_000)
+        world.put(tick_of(world), after_ms=-3_600_000)
+        world.tick(6)
+        assert world.state.nodes["node-1"].alive
+        world.tick(6)
+        assert world.sent(NodeLost), "its silence is noticed in time, not an hour later"
+
     def test_a_paused_part_is_told_to_resume_for_the_heartbeat_that_said_so(self, world: World) -> None:
         world.agent("node-1")
         uid = world.submit()
