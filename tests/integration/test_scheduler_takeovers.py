@@ -1,4 +1,5 @@
-"""Takeovers at awkward moments: by a standby that had nothing to read for long, and in the middle of a backlog that was partly answered ahead of its order."""
+"""Awkward moments on a broker of their own: a standby that had nothing to read for long takes over, an owner dies in the middle of a backlog that was partly
+answered ahead of its order, the broker's clock jumps."""
 
 from __future__ import annotations
 
@@ -10,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from failpoints import LAUNCHER
 from fleet import Submitter
-from opentinker.schemas.messages import CancelJob, JobCancelled, JobPhase, JobSubmitted
-from opentinker.schemas.topics import COMMANDS, EVENTS
+from opentinker.compose.runtime import kafka
+from opentinker.compose.runtime.settings import KafkaSettings
+from opentinker.schemas.messages import CancelJob, JobCancelled, JobPhase, JobSubmitted, NodeLost, Tick
+from opentinker.schemas.records import encode
+from opentinker.schemas.topics import ALERTS, COMMANDS, EVENTS, REPORTS
 from scheduler_process import FakeNode, Publisher, TopicReader, Worker, owned_epochs, statuses, until_logged
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -102,3 +107,50 @@ async def test_a_cancellation_found_ahead_of_a_backlog_takes_effect_once_whoever
 
 def cancelled(seen: list[Any]) -> set[str]:
     return {each.message.job_uid for each in seen if isinstance(each.message, JobCancelled)}
+
+
+async def test_a_brokers_clock_that_jumps_ahead_and_back_loses_no_node_and_hides_no_loss(
+    own_kafka: Any, publisher: Publisher, tmp_path: Path
+) -> None:
+    """The reports topic takes its stamps from writers for the time of this test, so that one record can carry the stamp of a wrong clock."""
+    settings = own_kafka.settings.kafka
+    alerts = TopicReader(settings, ALERTS, 1)
+    await alerts.start()
+    worker = Worker(own_kafka.environment(), tmp_path / "worker.log")
+    try:
+        async with FakeNode(settings, publisher, "node-1", run_s=8):
+            uid = await publisher.submit("before")
+            await set_stamps(settings, "CreateTime")
+            for ahead_ms in (3_300_000, -3_300_000, 3_300_000):
+                await asyncio.sleep(1)
+                await tick_stamped(publisher, ahead_ms)
+            assert (await statuses(settings, {uid}))[uid].attempt_number == 1
+            assert not [each for each in alerts.decoded() if isinstance(each.message, NodeLost)]
+        silent_since = time.monotonic()
+        await alerts.until(lambda seen: [each for each in seen if isinstance(each.message, NodeLost)], 30)
+        assert time.monotonic() - silent_since > 5, "its lease had to run out first"
+    finally:
+        await asyncio.to_thread(worker.stop)
+        await alerts.stop()
+
+
+async def set_stamps(settings: KafkaSettings, kind: str) -> None:
+    admin = kafka.admin_client(settings, "test-clock")
+    await admin.start()
+    try:
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, REPORTS, {"message.timestamp.type": kind})])
+    finally:
+        await admin.close()
+
+
+async def tick_stamped(publisher: Publisher, ahead_ms: int) -> None:
+    now_ms = int(time.time() * 1000)
+    value, headers = encode(
+        Tick(partition=publisher.partition, worker="test", sequence=1, sent_ms=now_ms), id=f"tick{ahead_ms}", source="test", time_ms=now_ms
+    )
+    producer = kafka.producer(publisher._settings, "test-clock")
+    await producer.start()
+    try:
+        await producer.send_and_wait(REPORTS, value, partition=publisher.partition, headers=list(headers), timestamp_ms=now_ms + ahead_ms)
+    finally:
+        await producer.stop()
