@@ -2,7 +2,7 @@
 
 StackError
 ├── PartFailed          a program did not start, or did not answer in time; the text ends with its last log lines
-├── PortTaken           a port that was asked for by number belongs to somebody else
+├── PortTaken           a port that was asked for by number belongs to somebody else, or is none
 ├── ArtifactMismatch    a downloaded jar is not the one that was recorded
 ├── ArtifactUnavailable a jar could not be fetched
 ├── HomeUnusable        $OPENTINKER_HOME cannot hold the stack (permissions, or it is no home of ours)
@@ -32,7 +32,7 @@ class PartFailed(StackError):
 
 
 class PortTaken(StackError):
-    """A port given by number is in use."""
+    """A port given by number is in use, or is no port."""
 
     exit_code = 2
 

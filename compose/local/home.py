@@ -89,6 +89,9 @@ class Home:
             for private in (self.run, self.secrets):
                 private.chmod(0o700)
             self.data.chmod(0o711)  # each part's own directory is 0700; where root starts PostgreSQL as another user, that user must come through
+            for file in (self.config_file, self.stack_file):
+                if file.is_dir():
+                    raise HomeUnusable(f"{file} is a folder, where `opentinker up` keeps a file; move it away")
         except OSError as error:
             raise HomeUnusable(f"cannot use {self.root} as OPENTINKER_HOME: {error.strerror}; choose another directory") from error
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opentinker.compose.local.errors import PortTaken
 from opentinker.compose.local.home import SECRETS, Home, render_toml, write_private
 from opentinker.compose.local.jars import cache_directory
 from opentinker.compose.local.ports import reserve_ports
@@ -99,13 +100,19 @@ def choose_layout(home: Home, options: UpOptions, environ: Mapping[str, str], *,
     requests = port_requests(options.agents.count)
     if not options.usual_ports:
         requests = [dataclasses.replace(request, usual=0) for request in requests]
-    asked = {port: int(environ[variable]) for variable, port in _PORT_FIELDS.items() if environ.get(variable, "").isdigit()}
-    asked |= options.ports
+    by_setting = {name: variable for variable, name in _PORT_FIELDS.items() if environ.get(variable) and name not in options.ports}
+    asked = {name: _port_of(variable, environ[variable]) for name, variable in by_setting.items()} | dict(options.ports)
     kept_ports: dict[str, int] = kept.get("ports", {})
     shapes = {request.name: request for request in requests}
     held = frozenset(number for name, port in kept_ports.items() for number in (shapes[name].numbers(port) if name in shapes else [port]))
     ports = reserve_ports(
-        requests, home=home.root, asked=asked, kept=kept_ports, ours=held if running else frozenset(), register=cache_directory() / "ports.json"
+        requests,
+        home=home.root,
+        asked=asked,
+        kept=kept_ports,
+        ours=held if running else frozenset(),
+        register=cache_directory() / "ports.json",
+        settings=by_setting,
     )
     stack_id = kept.get("stack_id") or uuid.uuid4().hex
     from opentinker.compose.local.kafka import new_cluster_id
@@ -129,8 +136,14 @@ def choose_layout(home: Home, options: UpOptions, environ: Mapping[str, str], *,
         agents=options.agents,
         environment=environment,
     )
-    home.write_stack({"stack_id": stack_id, "cluster_id": cluster_id, "ports": dict(ports), "programs": kept.get("programs", {})})
+    home.write_stack({"programs": {}, "listens": {}} | kept | {"stack_id": stack_id, "cluster_id": cluster_id, "ports": dict(ports)})
     return layout
+
+
+def _port_of(variable: str, value: str) -> int:
+    if not value.isdigit() or not 0 < int(value) < 65536:
+        raise PortTaken(f"{variable} is {value!r}, which is no port; set it to a number from 1 to 65535, or unset it")
+    return int(value)
 
 
 def prepare_programs(layout: Layout, wanted: Callable[[str], bool], say: Callable[[str], None]) -> list[Program]:

@@ -49,8 +49,12 @@ def choose_ports(
     taken: frozenset[int],
     is_free: Callable[[int], bool],
     start: int = _FIRST,
+    settings: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
-    """A port for every request. Raises PortTaken for an asked-for port that somebody else uses or that two requests ask for."""
+    """A port for every request. Raises PortTaken for an asked-for port that somebody else uses or that two requests ask for.
+
+    `settings`: what asked for a port, where it was not `--port`.
+    """
     used = set(taken)
     chosen: dict[str, int] = {}
 
@@ -64,9 +68,8 @@ def choose_ports(
     for request in requests:  # asked-for ones first: nothing else may sit on them
         if request.name in asked:
             if not fits(request, asked[request.name]):
-                raise PortTaken(
-                    f"port {asked[request.name]} for {request.name} is in use; free it or choose another with --port {request.name}=NUMBER"
-                )
+                setting = (settings or {}).get(request.name, f"--port {request.name}=NUMBER")
+                raise PortTaken(f"port {asked[request.name]} for {request.name} is in use; free it or choose another with {setting}")
             take(request, asked[request.name])
     for request in requests:
         if request.name not in chosen and request.name in kept and fits(request, kept[request.name]):
@@ -106,6 +109,7 @@ def reserve_ports(
     kept: Mapping[str, int],
     ours: frozenset[int],
     register: Path,
+    settings: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
     """`choose_ports` against this machine. `ours`: ports that this home's own running programs hold, which are not in the way."""
     with _register(register) as homes:
@@ -117,6 +121,7 @@ def reserve_ports(
             taken=taken,
             is_free=lambda port: port in ours or is_port_free(port),
             start=_FIRST + zlib.crc32(str(home).encode()) % (_LAST - _FIRST),
+            settings=settings,
         )
         homes[str(home)] = sorted(number for request in requests for number in request.numbers(chosen[request.name]))
         return chosen

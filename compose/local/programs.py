@@ -79,10 +79,10 @@ _COMMON_CAUSES = (
 )
 
 
-def explain(program: Program, last_lines: Sequence[str], fallback: str) -> str:
-    """The likeliest cause by the log's last lines, the newest line first."""
+def explain(last_lines: Sequence[str], fallback: str, causes: Sequence[tuple[str, str]] = ()) -> str:
+    """The likeliest cause by the log's last lines, the newest line first. `causes`: a program's own, believed before the common ones."""
     for line in reversed(last_lines):
-        for pattern, cause in (*program.causes, *_COMMON_CAUSES):
+        for pattern, cause in (*causes, *_COMMON_CAUSES):
             if re.search(pattern, line):
                 return cause
     return fallback

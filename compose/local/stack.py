@@ -49,7 +49,9 @@ def up(home: Home, options: UpOptions, progress: Progress) -> Layout:
             _end_leftovers(home, progress)
         layout = choose_layout(home, options, os.environ, running=running)
         for name, (earlier, port) in layout.moved.items():
-            progress.say(f"port {earlier} of {name} is held by {port_holder(earlier)}; {name} listens on {port} from now on")
+            holder = port_holder(earlier)
+            held = f"held by {holder}" if holder != "nobody" else "kept for another OPENTINKER_HOME of yours"
+            progress.say(f"port {earlier} of {name} is {held}; {name} listens on {port} from now on: tell who uses the old one")
         supervisor = Supervisor(home=home, port=layout.ports["supervisor"], password=home.secret("supervisor-password"))
         states = supervisor.states() if running else {}
         before = {name for name, info in states.items() if info["statename"] == "RUNNING"}
@@ -238,7 +240,7 @@ def _failure(home: Home, program: Program, fallback: str) -> PartFailed:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
     except OSError:
         lines = []
-    return PartFailed(program.name, explain(program, lines, fallback), str(log), lines)
+    return PartFailed(program.name, explain(lines, fallback, program.causes), str(log), lines)
 
 
 def _stop_everything(home: Home, progress: Progress) -> None:

@@ -10,25 +10,28 @@ import asyncio
 import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from opentinker.compose.local.home import Home
+from opentinker.compose.local.layout import settings_of
 from opentinker.compose.local.processes import is_alive, listens, port_holder, proportional_memory, read_records
-from opentinker.compose.local.programs import PARTS
-from opentinker.compose.local.ready import ask_http
+from opentinker.compose.local.programs import PARTS, Ready, explain
+from opentinker.compose.local.ready import ask
 from opentinker.compose.local.stack import supervisor_of
 from opentinker.compose.local.supervisor import SUPERVISOR
+from opentinker.compose.runtime.settings import Settings
 
 __all__ = ["ProgramStatus", "StackStatus", "read_status"]
 
 _RESTARTS_WINDOW_S = 600.0
 _RESTARTING_MIN = 3  # ends within the window, the last a moment ago: it does not come to stand
 _SETTLED_S = 30.0
-_ASK_S = 2.0
 _EXIT = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \w+ exited: (\S+) \((?!exit status 0; expected)")
 _LOG_TAIL = 256 * 1024
+_LOG_END, _LAST_LINES = 32 * 1024, 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +70,8 @@ def read_status(home: Home) -> StackStatus:
     stack = home.read_stack()
     known: dict[str, dict[str, int]] = stack.get("programs", {})
     ends = _ends(home) if running else Counter()
-    unready = asyncio.run(
-        _unready({name: int(info["pid"]) for name, info in states.items() if info["statename"] == "RUNNING"}, stack.get("listens", {}))
-    )
+    pids = {name: int(info["pid"]) for name, info in states.items() if info["statename"] == "RUNNING"}
+    unready = asyncio.run(_unready(pids, stack.get("listens", {}), settings_of(home.root))) if pids else {}
     programs = []
     for name in dict.fromkeys([SUPERVISOR, *known, *states]):
         info, record = states.get(name), alive.get(name)
@@ -83,7 +85,7 @@ def read_status(home: Home) -> StackStatus:
         else:
             state = "orphaned" if record else "stopped"
         if state in ("restarting", "failed") and not reason:
-            reason = _last_line(home, name)
+            reason = _last_words(home, name)
         # Supervisord is everyone's parent: count it alone.
         resident, proportional = proportional_memory(pid, with_children=name != SUPERVISOR) if pid else (0, 0)
         programs.append(
@@ -103,7 +105,7 @@ def _state(statename: str, reason: str, ends: int, uptime_s: int) -> str:
     return "unready" if statename == "RUNNING" and reason else statename.lower()
 
 
-async def _unready(pids: dict[str, int], ports: dict[str, int]) -> dict[str, str]:
+async def _unready(pids: Mapping[str, int], ports: Mapping[str, int], settings: Settings) -> dict[str, str]:
     """Why programs that run are not ready, by name."""
 
     async def why(name: str, pid: int) -> str:
@@ -113,13 +115,8 @@ async def _unready(pids: dict[str, int], ports: dict[str, int]) -> dict[str, str
         if not await asyncio.to_thread(listens, pid, port):
             holder = await asyncio.to_thread(port_holder, port)
             return f"it does not listen on port {port}" + ("" if holder == "nobody" else f", which {holder} holds")
-        if name in PARTS:
-            return ""
-        try:
-            async with asyncio.timeout(_ASK_S):
-                return await ask_http(f"http://127.0.0.1:{port}/ready") or ""
-        except (OSError, TimeoutError) as error:
-            return f"no answer: {type(error).__name__}"
+        check = Ready(how=name) if name in PARTS else Ready(how="http", url=f"http://127.0.0.1:{port}/ready")  # type: ignore[arg-type]
+        return await ask(check, settings) or ""
 
     reasons = await asyncio.gather(*(why(name, pid) for name, pid in pids.items()))
     return {name: reason for name, reason in zip(pids, reasons, strict=True) if reason}
@@ -141,11 +138,12 @@ def _ends(home: Home) -> Counter[str]:
     return found
 
 
-def _last_line(home: Home, name: str) -> str:
+def _last_words(home: Home, name: str) -> str:
+    """Why a program ended, by the end of its log: the cause if it is a known one, else the last line."""
     try:
         with home.log_file(name).open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 4096))
-            lines = file.read().decode("utf-8", "replace").split("\n")
+            file.seek(max(0, file.seek(0, 2) - _LOG_END))
+            lines = [line.strip() for line in file.read().decode("utf-8", "replace").split("\n") if line.strip()][-_LAST_LINES:]
     except OSError:
         return ""
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+    return explain(lines, lines[-1][:300] if lines else "")

@@ -65,7 +65,7 @@ class KafkaSettings(_Group):
     @field_validator("ssl_cafile")
     @classmethod
     def _is_a_file(cls, path: Path | None) -> Path | None:
-        if path is not None and not os.access(path, os.R_OK):
+        if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
             raise ValueError(f"{path} is no file that can be read; name the certificates (PEM) of the authority that signed Kafka's")
         return path
 

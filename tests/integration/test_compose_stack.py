@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from typing import Any
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from opentinker.compose.local import status
 from opentinker.compose.local.errors import PartFailed, PortTaken, StackError
 from opentinker.compose.local.home import Home
 from opentinker.compose.local.layout import UpOptions, settings_of
@@ -30,7 +32,7 @@ from opentinker.compose.local.processes import find_marked, is_alive, read_recor
 from opentinker.compose.local.programs import AgentShape
 from opentinker.compose.local.progress import SilentProgress
 from opentinker.compose.local.ready import s3_client
-from opentinker.compose.local.stack import down, restart, supervisor_of, up
+from opentinker.compose.local.stack import down, restart, up
 from opentinker.compose.local.status import read_status
 from opentinker.compose.runtime.settings import Settings
 
@@ -153,20 +155,40 @@ def test_a_killed_program_is_started_again_and_status_shows_its_new_pid(home: Ho
         restart(home, "postgre")
 
 
-def test_another_program_that_answers_on_a_port_is_not_taken_for_ours_and_a_crash_loop_is_shown(home: Home) -> None:
+def test_another_program_that_answers_on_a_port_is_not_taken_for_ours_and_a_crash_loop_is_shown(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     up(home, _PARTS, _QUIET)
-    port = home.read_stack()["ports"]["replica"]
+    port = home.read_stack()["ports"]["registry"]
     with _answers_everything(port):
         with pytest.raises(PartFailed, match="its port is taken by another program"):
-            up(home, dataclasses.replace(_PARTS, only=("replica",)), _QUIET)
-        supervisor = supervisor_of(home)
-        assert supervisor is not None
-        supervisor.start_program("replica")
-        _wait_for(lambda: _program(home, "replica").state == "restarting", "the third end")
-        shown = _program(home, "replica")
+            up(home, dataclasses.replace(_PARTS, only=("registry",)), _QUIET)
+        restart(home, "registry")
+        _wait_for(lambda: _program(home, "registry").state == "restarting", "the third end")
+        shown = _program(home, "registry")
         assert shown.restarts >= 3
-        assert str(port) in shown.reason or "Address already in use" in shown.reason or "address already in use" in shown.reason
-    _wait_for(lambda: _program(home, "replica").state != "restarting", "the port is free again")
+        assert "its port is taken by another program" in shown.reason
+    monkeypatch.setattr(status, "_SETTLED_S", 2.0)  # so as not to wait that long
+    _wait_for(lambda: _program(home, "registry").state == "running", "the port is free again", 90)
+
+
+def test_a_part_that_hangs_is_not_shown_as_running(home: Home) -> None:
+    up(home, _POSTGRES, _QUIET)
+    pid = _program(home, "postgres").pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        shown = _program(home, "postgres")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (shown.state, shown.reason) == ("unready", "no answer yet")
+    _wait_for(lambda: _program(home, "postgres").state == "running", "its answer")
+
+
+def test_supervisord_that_is_told_to_end_ends_agents_first_and_parts_last(home: Home) -> None:
+    up(home, dataclasses.replace(_PARTS, only=(*_PARTS.only, "registry", "agent-1")), _QUIET)
+    os.kill(_program(home, "supervisord").pid, signal.SIGTERM)
+    _wait_for(lambda: not _processes(home), "the end of every process", 90)
+    ended = re.findall(r" stopped: (\S+)", (home.logs / "supervisord.log").read_text())
+    assert ended[:2] == ["agent-1", "registry"]
+    assert set(ended[2:]) == set(_PARTS.only)
 
 
 @contextlib.contextmanager

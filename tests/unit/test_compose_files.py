@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from opentinker.compose.local.errors import ArtifactMismatch, PartFailed, StackBusy
+from opentinker.compose.local.errors import ArtifactMismatch, HomeUnusable, PartFailed, StackBusy
 from opentinker.compose.local.home import SECRETS, Home, render_toml
 from opentinker.compose.local.jars import KAFKA_VERSION, Jar, parse_lock, read_lock, verify
 from opentinker.compose.local.kafka import new_cluster_id, render_properties
@@ -165,8 +165,8 @@ class TestPrograms:
             ("nothing known", "it ended 3 times"),
         ],
     )
-    def test_the_cause_is_told_from_the_log(self, tmp_path: Path, line: str, cause: str) -> None:
-        assert cause in explain(_program(tmp_path), ["first line", line], "it ended 3 times")
+    def test_the_cause_is_told_from_the_log(self, line: str, cause: str) -> None:
+        assert cause in explain(["first line", line], "it ended 3 times")
 
     def test_a_failure_names_part_cause_log_and_last_lines(self) -> None:
         assert str(PartFailed("kafka", "the disk is full", "/home/logs/kafka.log", ["one", "two"])) == (
@@ -198,6 +198,12 @@ class TestHome:
         assert not home.data.exists()
         assert home.logs.exists()
         assert home.secret("api-key") == key
+
+    @pytest.mark.parametrize("name", ["config.toml", "stack.json"])
+    def test_a_folder_in_the_place_of_a_file_is_named(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / name).mkdir()
+        with pytest.raises(HomeUnusable, match=f"{name} is a folder, where `opentinker up` keeps a file; move it away"):
+            Home(tmp_path).prepare()
 
     def test_a_second_caller_waits_for_the_lock_and_is_told_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("opentinker.compose.local.home._LOCK_WAIT_S", 0.0)

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentinker.compose.local.errors import PortTaken
+from opentinker.compose.local.home import Home
+from opentinker.compose.local.layout import UpOptions, choose_layout
 from opentinker.compose.local.ports import PortRequest, choose_ports, is_port_free, reserve_ports
 from opentinker.compose.local.programs import port_requests
 
@@ -44,6 +46,26 @@ def test_a_kept_port_that_somebody_took_is_replaced() -> None:
 def test_a_busy_port_asked_for_by_number_is_refused_with_the_remedy() -> None:
     with pytest.raises(PortTaken, match="port 9092 for kafka is in use; free it or choose another with --port kafka=NUMBER"):
         _choose(_KAFKA, asked={"kafka": 9092}, busy={9092})
+
+
+def test_a_busy_port_asked_for_by_a_setting_names_the_setting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        port = somebody.getsockname()[1]
+        variable = {"OPENTINKER_GATEWAY__PORT": str(port)}
+        with pytest.raises(PortTaken, match=f"port {port} for gateway is in use; free it or choose another with OPENTINKER_GATEWAY__PORT"):
+            choose_layout(_prepared(tmp_path), UpOptions(usual_ports=False), variable, running=False)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "x", "-1"])
+def test_a_setting_that_is_no_port_is_named(port: str, tmp_path: Path) -> None:
+    with pytest.raises(PortTaken, match=r"OPENTINKER_REGISTRY__PORT is .* no port; set it to a number from 1 to 65535"):
+        choose_layout(_prepared(tmp_path), UpOptions(usual_ports=False), {"OPENTINKER_REGISTRY__PORT": port}, running=False)
+
+
+def _prepared(directory: Path) -> Home:
+    home = Home(directory)
+    home.prepare()
+    return home
 
 
 def test_one_port_asked_for_twice_is_refused() -> None:

@@ -35,9 +35,11 @@ def test_a_configuration_that_is_no_file_is_named(monkeypatch: pytest.MonkeyPatc
 
 def test_certificates_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OPENTINKER_HOME", str(tmp_path))
-    monkeypatch.setenv("OPENTINKER_KAFKA__SSL_CAFILE", str(tmp_path / "no.pem"))
-    with pytest.raises(SettingsError, match=r"OPENTINKER_KAFKA__SSL_CAFILE .*no\.pem is no file that can be read"):
-        load_settings()
+    (tmp_path / "folder.pem").mkdir()
+    for name in ("no.pem", "folder.pem"):
+        monkeypatch.setenv("OPENTINKER_KAFKA__SSL_CAFILE", str(tmp_path / name))
+        with pytest.raises(SettingsError, match=rf"OPENTINKER_KAFKA__SSL_CAFILE .*{name} is no file that can be read"):
+            load_settings()
 
 
 @pytest.mark.parametrize("command", [["metrics", "tail"], ["cordon", "node-1"], ["dlq", "list"], ["topics", "ensure"], ["audit", "a-job"]])
