@@ -166,7 +166,9 @@ class _Story:
             fresh = command.command_seq not in agent.seen and command.incarnation == agent.incarnation and agent.alive
             if fresh and set(held) & set(wanted):
                 self.fail(f"{agent.name} is to start {command.job_uid} on devices {wanted} while {held} are in use")
-        agent.apply(command, self.now, self.now + self.broker_off_ms, self.random.choice((500, 1000, 4000)), self.random.choice((2000, 10_000, 40_000)))
+        agent.apply(
+            command, self.now, self.now + self.broker_off_ms, self.random.choice((500, 1000, 4000)), self.random.choice((2000, 10_000, 40_000))
+        )
 
     # Events
 
