@@ -23,6 +23,7 @@ __all__ = ["HttpShell", "host_names"]
 
 _REQUESTS = counter("http_requests_total", "Requests answered, by route and status class", ("method", "route", "status"))
 _SECONDS = histogram("http_request_seconds", "Time to the first byte of the answer", LATENCY_BUCKETS_S, ("route",))
+_HEADER_BYTES_MAX = 65_536
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _HEADERS = {
     "x-content-type-options": "nosniff",
@@ -82,6 +83,9 @@ class HttpShell:
         name = host if host.endswith("]") else host.rpartition(":")[0] if ":" in host else host
         if name not in self._hosts:
             return problem(421, f"the Host header names {host[:80]!r}, which is not this service; use one of {', '.join(sorted(self._hosts))}")
+        # The server's own bound is on what it has to wait for: headers that arrive all at once pass it.
+        if (size := sum(len(each) + len(value) for each, value in scope["headers"])) > _HEADER_BYTES_MAX:
+            return problem(431, f"the headers are {size:,} bytes, more than {_HEADER_BYTES_MAX:,}; send fewer or shorter ones")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._body_bytes_max:
             return _response(self._too_large(f"{int(length):,} bytes"))

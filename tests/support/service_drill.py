@@ -23,7 +23,6 @@ from checker import Checked, Marks, check, marks, records_since
 from opentinker.compose.local.home import Home
 from opentinker.compose.local.layout import settings_of
 from opentinker.compose.local.stack import supervisor_of
-from opentinker.compose.local.status import read_status
 from opentinker.compose.local.supervisor import Supervisor
 from opentinker.producers.client import Client, OpenTinkerError
 from opentinker.schemas.topics import EVENTS, METRICS
@@ -148,12 +147,13 @@ class ServiceDrill:
         return found
 
     def pid(self, program: str) -> int:
-        return next((each.pid for each in read_status(self.home).programs if each.name == program and each.state == "running"), 0)
+        info = self.supervisor.states().get(program, {})
+        return int(info["pid"]) if info.get("statename") == "RUNNING" else 0
 
     def working_agent(self) -> str:
         """The agent with the most trainers."""
-        agents = [each for each in read_status(self.home).programs if each.name.startswith("agent") and each.pid]
-        return max(agents, key=lambda each: len(psutil.Process(each.pid).children())).name
+        agents = {name: info["pid"] for name, info in self.supervisor.states().items() if name.startswith("agent") and info["pid"]}
+        return max(agents, key=lambda name: len(psutil.Process(agents[name]).children()))
 
     async def until(self, condition: Callable[[], Any], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s

@@ -41,3 +41,10 @@ def test_a_body_is_bounded_whether_or_not_its_length_is_announced(chunks: int, s
     assert answer.status_code == status, answer.text
     if status == 413:
         assert answer.json()["errors"][0]["remedy"] == "send a smaller document"
+
+
+@pytest.mark.parametrize(("size", "status"), [(60_000, 200), (70_000, 431)])
+async def test_headers_are_bounded_however_they_arrive(size: int, status: int) -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(shell()), base_url="http://localhost") as http:
+        answer = await http.post("/size", content=b"a", headers={f"x-{number}": "y" * 990 for number in range(size // 1000)})
+    assert answer.status_code == status, answer.text

@@ -301,7 +301,7 @@ async def test_a_job_is_cancelled_by_uid(ingress: int, sender: AIOKafkaProducer,
     assert (message.job_uid, message.pool) == (job_uid, "spot")
 
 
-@pytest.mark.parametrize("document", [{}, {"job_uid": "not a uid"}, {"job_uid": str(uuid.uuid4())}, {"job_uid": 7}, []], ids=str)
+@pytest.mark.parametrize("document", [{}, {"job_uid": "not a uid"}, {"job_uid": "d106e125-f83c-4bd2-9e8d-3ec54079ac03"}, {"job_uid": 7}, []], ids=str)
 async def test_a_cancellation_that_names_no_job_is_refused(ingress: int, sender: AIOKafkaProducer, replies: Topic, document: Any) -> None:
     ce_id = unique("req")
     await sender.send_and_wait(REQUESTS, json.dumps(document).encode(), headers=headers(ce_id, CANCEL))
