@@ -36,7 +36,7 @@ def describe(kind: str, alert: dict[str, object]) -> str:
 def answers(consumer: Consumer, bootstrap: str) -> bool:
     """Whether Kafka is there and has the topic: a consumer alone would wait for ever, and say nothing."""
     try:
-        known = consumer.list_topics(TOPIC, timeout=10).topics[TOPIC].error is None
+        known = consumer.list_topics(TOPIC, timeout=5).topics[TOPIC].error is None
     except KafkaException:
         print(f"no answer from Kafka at {bootstrap}; `opentinker status` shows its address", file=sys.stderr)
         return False

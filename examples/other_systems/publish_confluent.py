@@ -25,6 +25,8 @@ def main() -> int:
     arguments.add_argument("--bootstrap", required=True, help="address of Kafka")
     arguments.add_argument("--id", action="append", default=[], help="ce_id of each manifest in turn; the same id is the same job")
     given = arguments.parse_args()
+    if len(given.id) > len(given.manifests):
+        arguments.error("more --id than manifests: each names one manifest, in turn")
     ids = given.id + [f"confluent-{uuid.uuid4()}" for _ in given.manifests[len(given.id) :]]
 
     missing = [str(path) for path in given.manifests if not path.is_file()]
@@ -71,7 +73,7 @@ def replies_from_now(bootstrap: str) -> Consumer:
     """A consumer at the end of every partition of the replies topic, ready before anything is asked."""
     settings = {"bootstrap.servers": bootstrap, "group.id": f"example-{uuid.uuid4()}", "enable.auto.commit": False}
     consumer = Consumer(settings | {"log_level": 2})  # else the library prints a line for every connection that is refused
-    partitions = consumer.list_topics(REPLIES, timeout=10).topics[REPLIES].partitions
+    partitions = consumer.list_topics(REPLIES, timeout=5).topics[REPLIES].partitions
     ends = [TopicPartition(REPLIES, number, consumer.get_watermark_offsets(TopicPartition(REPLIES, number), timeout=10)[1]) for number in partitions]
     consumer.assign(ends)
     return consumer

@@ -8,6 +8,16 @@ ce_id=${2:-kcat-$(date +%s%N)}
 key=${3:-}
 bootstrap=${BOOTSTRAP:?set BOOTSTRAP to the address of Kafka, see: opentinker status}
 
+if [ ! -f "$manifest" ]; then
+  echo "no file $manifest" >&2
+  exit 2
+fi
+# kcat alone repeats every connection that is refused, in words of its library.
+if ! kcat -b "$bootstrap" -L -t opentinker.jobs.requests.v1 -m 5 >/dev/null 2>&1; then
+  echo "no answer from Kafka at $bootstrap; \`opentinker status\` shows its address" >&2
+  exit 2
+fi
+
 # kcat sends a file as one message when it is named; -D with a separator that never occurs does the same for standard input.
 kcat -b "$bootstrap" -P -t opentinker.jobs.requests.v1 ${key:+-k "$key"} \
   -H ce_specversion=1.0 -H "ce_id=$ce_id" -H ce_type=io.opentinker.SubmitTrainingJob.v1 -H ce_source=kcat-example \

@@ -127,7 +127,7 @@ export class JobList {
     setText(find("jobs-state"), state);
     find("jobs-state").classList.toggle("bad", Boolean(this.error));
     find("more").hidden = !this.cursor;
-    setText(find("counts"), PHASES.filter((phase) => this.counts[phase]).map((phase) => `${phaseWord(phase)} ${count(this.counts[phase])}`).join(" · "));
+    setText(find("counts"), PHASES.filter((phase) => this.counts[phase]).map((phase) => `${phaseWord(phase)}\u00a0${count(this.counts[phase])}`).join(" · "));
   }
 
   row(view) {

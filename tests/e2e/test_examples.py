@@ -301,12 +301,46 @@ def state_of(stack: Any, node: str) -> str:
     return next((str(each["state"]) for each in nodes if each["node"] == node), "unknown")
 
 
-@pytest.mark.parametrize("example", ["consume_metrics.py", "consume_alerts.py", "publish_confluent.py"])
-def test_an_example_that_is_given_a_wrong_address_says_so_in_one_line(example: str) -> None:
-    manifests = [str(ROOT / "examples" / "quick.json")] if example == "publish_confluent.py" else []
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / example), *manifests, "--bootstrap", "127.0.0.1:1"], capture_output=True, text=True, timeout=60, check=False
-    )
+# What a newcomer gets wrong: one line, exit status 2. Nothing of ours needs to run for it.
+
+QUICK = str(ROOT / "examples" / "quick.json")
+
+
+def nobody_answers(example: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The example, given an address where nothing listens."""
+    command = [str(EXAMPLES / example), *arguments] if example.endswith(".sh") else [sys.executable, str(EXAMPLES / example), *arguments]
+    if not example.endswith(".sh"):
+        command += ["--bootstrap", "127.0.0.1:1"]
+    environment = {**os.environ, "BOOTSTRAP": "127.0.0.1:1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("example", ["consume_metrics.py", "consume_alerts.py", "publish_confluent.py", "publish_kcat.sh"])
+def test_an_example_that_is_given_a_wrong_address_says_so_in_one_line(example: str, request: pytest.FixtureRequest) -> None:
+    if example == "publish_kcat.sh":
+        request.getfixturevalue("kcat")
+    done = nobody_answers(example, *([QUICK] if example.startswith("publish") else []))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("no answer from Kafka at 127.0.0.1:1")
     assert done.stderr.count("\n") == 1, done.stderr[:500]
+
+
+@pytest.mark.parametrize("example", ["publish_confluent.py", "publish_kcat.sh"])
+def test_a_manifest_that_is_not_there_is_named(example: str) -> None:
+    done = nobody_answers(example, "not-there.json")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "no file not-there.json\n")
+
+
+def test_more_ids_than_manifests_are_refused() -> None:
+    done = nobody_answers("publish_confluent.py", QUICK, "--id", "one", "--id", "two")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("error: more --id than manifests: each names one manifest, in turn\n")
+
+
+@pytest.mark.parametrize(
+    ("example", "topic"), [("consume_metrics.py", "opentinker.training.metrics.v1"), ("consume_alerts.py", "opentinker.alerts.v1")]
+)
+def test_a_consumer_says_what_it_waits_for(full_stack: Any, example: str, topic: str, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with running(full_stack, example, *(["--job", "none"] if "metrics" in example else []), output=output):
+        until(lambda: output.read_text().startswith(f"waiting for {example[8:-3]} on {topic}; Ctrl-C ends this\n"), "the line that says so")

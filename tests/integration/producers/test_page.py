@@ -245,13 +245,45 @@ async def test_it_fits_narrow_and_wide_screens_with_long_names_and_reasons(
         if place:
             await expect(tab.page.locator("#job")).to_contain_text("Why it waits")
         await tab.picture(f"8-width-{width}{'-job' if place else ''}")
-        cut = await tab.page.evaluate("[...document.querySelectorAll('html, .scroll')].map((each) => each.scrollWidth - each.clientWidth)")
-        assert max(cut) <= 0, f"{cut} px are cut off at {width} px"
-        assert await tab.page.evaluate("document.querySelector('header').offsetHeight") < 64
-        broken = await tab.page.evaluate(_BROKEN_WORDS)
-        assert broken == []
+        await fits(tab.page, width)
+        assert await tab.page.evaluate(_BROKEN_WORDS) == []
     await context.close()
     assert tab.faults == []
+
+
+async def fits(page: Any, width: int) -> None:
+    """Nothing is cut off, and the header is one line."""
+    cut = await page.evaluate("[...document.querySelectorAll('html, .scroll')].map((each) => each.scrollWidth - each.clientWidth)")
+    assert max(cut) <= 0, f"{cut} px are cut off at {width} px"
+    assert await page.evaluate("document.querySelector('header').offsetHeight") < 64
+
+
+@pytest.mark.parametrize("jobs", [0, 1, 30])
+async def test_no_job_one_and_many_fit_every_width(visit: Visit, site: httpx.AsyncClient, jobs: int) -> None:
+    """The page as the gateway serves it; the list of jobs is the test's, since other tests' jobs share the topics."""
+    view = await a_job(site, replicas=4)
+    reason = "needs 4 × (1 GPU, 2 CPU, 4 GiB); pool default has 3 free GPUs on 2 nodes; position 12 of 30, behind 11 of higher priority"
+    items = []
+    for number in range(jobs):
+        phase = ("Pending", "Running", "Failed")[number % 3]
+        status = view["status"] | {
+            "phase": phase,
+            "message": reason,
+            "progress": view["status"]["progress"] | {"globalStep": 10**8 + number, "meanReturn": -1234.5},
+        }
+        metadata = view["metadata"] | {"uid": str(uuid.uuid4()), "name": f"sweep-{number}" + "-of-learning-rates" * (number % 3)}
+        items.append(view | {"metadata": metadata, "status": status})
+    counts = {phase: sum(each["status"]["phase"] == phase for each in items) for phase in ("Pending", "Running", "Failed")}
+    page = visit.page
+    await page.route("**/v1/jobs?*", lambda route: route.fulfill(json={"items": items, "cursor": None, "counts": counts}))
+    await page.route("**/v1/watch/jobs", lambda route: route.abort())
+    await page.goto(f"{site.base_url}/#key={API_KEY}")
+    await expect(page.locator("#rows tr")).to_have_count(jobs)
+    await expect(page.get_by_text("No jobs yet. Submit one with: opentinker submit")).to_be_visible(visible=jobs == 0)
+    for width in (390, 768, 1300, 1920):
+        await page.set_viewport_size({"width": width, "height": 900})
+        await visit.picture(f"9-jobs-{jobs}-width-{width}")
+        await fits(page, width)
 
 
 # Words of our reason whose first and last letter stand on different lines.
