@@ -7,6 +7,7 @@ from the Host header (Starlette CVE-2026-48710).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -24,6 +25,7 @@ __all__ = ["HttpShell", "host_names"]
 _REQUESTS = counter("http_requests_total", "Requests answered, by route and status class", ("method", "route", "status"))
 _SECONDS = histogram("http_request_seconds", "Time to the first byte of the answer", LATENCY_BUCKETS_S, ("route",))
 _HEADER_BYTES_MAX = 65_536
+_DRAIN_BYTES_MAX, _DRAIN_S = 16 * 2**20, 2.0
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _HEADERS = {
     "x-content-type-options": "nosniff",
@@ -39,6 +41,18 @@ _HEADERS = {
 def host_names(*hosts: str) -> frozenset[str]:
     """The Host values that are ours, without ports: loopback, and what is configured."""
     return frozenset({"127.0.0.1", "localhost", "[::1]", *(host.lower() for host in hosts if host)})
+
+
+async def _drain(receive: Receive) -> None:
+    """Read on for a moment before a refusal: a client that is still sending would meet a closed connection, and never read why."""
+    read = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            while read < _DRAIN_BYTES_MAX:
+                message = await receive()
+                read += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 class HttpShell:
@@ -69,6 +83,7 @@ class HttpShell:
         refused = self._refuse(scope)
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             if refused is not None:
+                await _drain(receive)
                 await refused(scope, receive, exchange.send)
             else:
                 await self._answer(scope, receive, exchange)
@@ -104,6 +119,8 @@ class HttpShell:
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
                 if received > self._body_bytes_max:
+                    if message.get("more_body", False):
+                        await _drain(receive)
                     # Of the kind that apps answer themselves: Starlette turns any other exception into a 500 before it gets back here.
                     raise self._too_large(f"at least {received:,} bytes")
             return message

@@ -140,7 +140,9 @@ def test_a_jobs_history_is_told_from_the_topics(full_stack: Any) -> None:
         return found if wanted <= {entry["type"] for entry in found["entries"]} else None  # the outbox takes a moment
 
     history = until(complete, f"the history holds {wanted}")
-    assert [entry["type"] for entry in history["entries"]][:2] == ["SubmitJob", "JobSubmitted"]
+    types = [entry["type"] for entry in history["entries"]]
+    assert types[0] == "SubmitJob"
+    assert "JobSubmitted" in types[1:4], "by the broker's stamps: what one decision put on several topics may change places"
     assert history["warnings"] == []
 
 

@@ -20,6 +20,12 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 @pytest.fixture
+def stack(own_kafka: Any) -> Any:
+    """Of its own: topics are deleted here, and whoever came later would be refused."""
+    return own_kafka
+
+
+@pytest.fixture
 async def alerts(stack: Any) -> AsyncIterator[TopicReader]:
     reader = TopicReader(stack.settings.kafka, ALERTS, 1)
     await reader.start()

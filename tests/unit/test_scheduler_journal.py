@@ -257,7 +257,7 @@ async def test_only_outputs_that_no_mark_covers_are_published_again(journal_log:
 async def test_two_starting_at_once_leave_one_owner(journal_log: JournalLog) -> None:
     log = journal_log.log
     results = await asyncio.gather(*(own(log, worker=f"w{i}") for i in range(2)), return_exceptions=True)
-    owners = [result for result in results if isinstance(result, Ownership)]
+    owners = sorted((result for result in results if isinstance(result, Ownership)), key=lambda each: each.journal.owner_epoch)
     for loser in owners[:-1]:
         with pytest.raises(SupersededError):
             await loser.journal.append({}, [], [])
