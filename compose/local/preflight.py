@@ -197,13 +197,22 @@ class _Progress:
             sys.stdout.flush()
 
     def _text(self, now: float) -> str:
-        fetched_gb = sum(_size(path) for path in self._downloads.glob("pip-unpack-*/*")) / 1e9
+        unpacked = [folder for folder in _entries(self._downloads) if folder.name.startswith("pip-unpack-")]
+        fetched_gb = sum(_size(path) for folder in unpacked for path in _entries(folder)) / 1e9
         of = f" of about {self._total_gb}" if self._total_gb else ""
         unpacking = "; unpacking" if self._count_packages() > self._packages else ""
         return f"{fetched_gb:.2f}{of} GB fetched{unpacking}, {_minutes(now - self._began)}"
 
     def _count_packages(self) -> int:
-        return sum(1 for _ in self._venv.glob("lib/python*/site-packages/*"))
+        return sum(len(_entries(folder / "site-packages")) for folder in _entries(self._venv / "lib"))
+
+
+def _entries(folder: Path) -> List[Path]:
+    """What a folder holds now; nothing if it is gone. pip removes folders while we look, and `Path.glob` raises then."""
+    try:
+        return [folder / name for name in os.listdir(str(folder))]
+    except OSError:
+        return []
 
 
 def _size(path: Path) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -132,3 +135,27 @@ def test_every_dependency_of_the_project_is_in_the_lock_file() -> None:
     locked = set(re.findall(r"^([a-z0-9._-]+)(?:\[.*\])?==", (_ROOT / "requirements" / "local.txt").read_text(), re.M))
     names = {re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower().replace("_", "-") for requirement in wanted}
     assert names - {"opentinker"} <= locked, "run `make lock`"
+
+
+def test_progress_goes_on_while_pip_removes_what_is_counted(tmp_path: Path) -> None:
+    downloads, over = tmp_path / "downloads", threading.Event()
+    progress = preflight._Progress(tmp_path, downloads, 3.4)
+
+    def come_and_go() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            folder = downloads / f"pip-unpack-{number}"
+            folder.mkdir(parents=True)
+            (folder / "a.whl").write_bytes(b"1234")
+            shutil.rmtree(folder)
+
+    pip = threading.Thread(target=come_and_go)
+    pip.start()
+    try:
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            assert "GB fetched" in progress._text(time.time())
+    finally:
+        over.set()
+        pip.join()
