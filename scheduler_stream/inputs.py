@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings
@@ -29,19 +27,13 @@ class KafkaInputs:
 
     async def bounds(self, topic: str) -> tuple[int, int]:
         assert self._reader is not None
-        place = TopicPartition(topic, self._partition)
-        first, end = await asyncio.gather(self._reader.beginning_offsets([place]), self._reader.end_offsets([place]))
-        return first[place], end[place]
+        return await kafka.bounds(self._reader, TopicPartition(topic, self._partition))
 
     async def read(self, topic: str, start: int, end: int) -> list[InputRecord]:
         return await kafka.read_range(self._settings, topic, self._partition, start, end)
 
     async def committed(self, topic: str) -> int | None:
-        member = kafka.consumer(self._settings, f"scheduler-committed-{self._partition}", self._group)
-        await member.start()
-        try:
+        async with kafka.started(kafka.consumer(self._settings, f"scheduler-committed-{self._partition}", self._group)) as member:
             member.assign([TopicPartition(topic, self._partition)])
             offset = await member.committed(TopicPartition(topic, self._partition))
             return None if offset is None else int(offset)
-        finally:
-            await member.stop()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import RecordsToDelete
-from opentinker.compose.runtime.kafka import admin_client, groupless_consumer, read_range
+from opentinker.compose.runtime.kafka import admin_client, bounds, groupless_consumer, read_range, started
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.schemas.topics import JOURNAL, JOURNAL_BYTES_MAX
 
@@ -66,24 +66,14 @@ class KafkaLog:
 
     async def bounds(self) -> tuple[int, int]:
         # By the uncommitted end: behind an outsider's open transaction our own records stand all the same.
-        reader = groupless_consumer(self._settings, f"journal-bounds-{self._partition}", isolation_level="read_uncommitted")
-        await reader.start()
-        try:
-            place = TopicPartition(self._topic, self._partition)
-            first, end = await asyncio.gather(reader.beginning_offsets([place]), reader.end_offsets([place]))
-            return first[place], end[place]
-        finally:
-            await reader.stop()
+        async with started(groupless_consumer(self._settings, f"journal-bounds-{self._partition}", isolation_level="read_uncommitted")) as reader:
+            return await bounds(reader, TopicPartition(self._topic, self._partition))
 
     async def trim(self, before: int, older_than_ms: int) -> None:
         place = TopicPartition(self._topic, self._partition)
         first, end = await self.bounds()
-        reader = groupless_consumer(self._settings, f"journal-times-{self._partition}")
-        await reader.start()
-        try:
+        async with started(groupless_consumer(self._settings, f"journal-times-{self._partition}")) as reader:
             young = (await reader.offsets_for_times({place: older_than_ms})).get(place)
-        finally:
-            await reader.stop()
         limit = min(before, end) if young is None else min(before, young.offset)
         if limit <= first:
             return

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -25,6 +26,7 @@ from .settings import KafkaSettings
 __all__ = [
     "TopicMismatchError",
     "admin_client",
+    "bounds",
     "client_options",
     "consumer",
     "end_offsets",
@@ -34,6 +36,7 @@ __all__ = [
     "producer",
     "read_range",
     "send",
+    "started",
     "transactional_producer",
     "wait_for_broker",
 ]
@@ -108,6 +111,22 @@ def groupless_consumer(settings: KafkaSettings, client_id: str, **overrides: Any
     return AIOKafkaConsumer(**(options | overrides))
 
 
+@asynccontextmanager
+async def started(reader: AIOKafkaConsumer) -> AsyncIterator[AIOKafkaConsumer]:
+    """A reader that is stopped in the end, also when it could not start: aiokafka complains of one that is only forgotten."""
+    try:
+        await reader.start()
+        yield reader
+    finally:
+        await reader.stop()
+
+
+async def bounds(reader: AIOKafkaConsumer, place: TopicPartition) -> tuple[int, int]:
+    """The first offset that is left of a partition, and the one behind its last record, as far as the reader's isolation level lets it see."""
+    first, end = await asyncio.gather(reader.beginning_offsets([place]), reader.end_offsets([place]))
+    return int(first[place]), int(end[place])
+
+
 def admin_client(settings: KafkaSettings, client_id: str) -> AIOKafkaAdminClient:
     return AIOKafkaAdminClient(client_id=client_id, request_timeout_ms=10_000, **client_options(settings))
 
@@ -140,9 +159,7 @@ async def read_range(
     """The records of [start, end), committed ones unless said otherwise, by position: offsets may hold no record. Raises TimeoutError without headway."""
     if start >= end:
         return []
-    reader = groupless_consumer(settings, f"range-{topic}-{partition}", isolation_level=isolation_level)
-    await reader.start()
-    try:
+    async with started(groupless_consumer(settings, f"range-{topic}-{partition}", isolation_level=isolation_level)) as reader:
         place = TopicPartition(topic, partition)
         reader.assign([place])
         reader.seek(place, start)
@@ -152,19 +169,13 @@ async def read_range(
                 for batch in (await reader.getmany(place, timeout_ms=200)).values():
                     found.extend(input_record(record) for record in batch if start <= record.offset < end)
         return found
-    finally:
-        await reader.stop()
 
 
 async def end_offsets(settings: KafkaSettings, topic: str, partitions: Sequence[int]) -> dict[int, int]:
     """The offset behind the last record of each partition, by private reader."""
-    reader = groupless_consumer(settings, f"ends-{topic}")
-    await reader.start()
-    try:
+    async with started(groupless_consumer(settings, f"ends-{topic}")) as reader:
         ends = await reader.end_offsets([TopicPartition(topic, partition) for partition in partitions])
         return {place.partition: offset for place, offset in ends.items()}
-    finally:
-        await reader.stop()
 
 
 async def wait_for_broker(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
@@ -187,8 +198,8 @@ async def ensure_topics(settings: KafkaSettings, namespaces: Sequence[str] = ())
     """
     table = topic_table(settings.partitions, namespaces)
     admin = admin_client(settings, "ensure-topics")
-    await admin.start()
     try:
+        await admin.start()
         existing = set(await admin.list_topics())
         missing = [name for name in table if name not in existing]
         if missing:

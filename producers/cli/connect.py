@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["configured", "gateway", "uid_of"]
 
-_TIMEOUT_S = 10.0
-_ATTEMPTS = 3
+_TIMEOUT_S = 10.0  # longer than the gateway itself waits for a neighbour or for Kafka
+_ATTEMPTS = 2
 _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 

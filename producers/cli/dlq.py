@@ -182,7 +182,7 @@ async def _newest(settings: KafkaSettings, names: Sequence[str], limit: int, sin
     older = 0
     for name in names:
         async with topic_reader(settings, name) as (reader, (place, *_)):
-            first, end = await _bounds(reader, place)
+            first, end = await kafka.bounds(reader, place)
             if since_ms:
                 since = (await reader.offsets_for_times({place: since_ms})).get(place)
                 first = end if since is None else max(first, since.offset)
@@ -212,18 +212,13 @@ def _length_header(value: bytes) -> tuple[str, bytes]:
     return "ot-original-bytes", str(len(value)).encode()
 
 
-async def _bounds(reader: AIOKafkaConsumer, place: TopicPartition) -> tuple[int, int]:
-    first, end = await asyncio.gather(reader.beginning_offsets([place]), reader.end_offsets([place]))
-    return int(first[place]), int(end[place])
-
-
 async def _one(settings: KafkaSettings, name: str, offset: int) -> Letter:
     async with topic_reader(settings, name) as (reader, (place, *_)):
         return await _at(reader, place, offset)
 
 
 async def _at(reader: AIOKafkaConsumer, place: TopicPartition, offset: int) -> Letter:
-    first, end = await _bounds(reader, place)
+    first, end = await kafka.bounds(reader, place)
     if not first <= offset < end:
         holds = f"holds offsets {first} to {end - 1}" if end > first else "holds nothing"
         raise click.UsageError(f"{place.topic} {holds}; see opentinker dlq list")
@@ -262,7 +257,7 @@ async def _choose(settings: KafkaSettings, name: str, offsets: Sequence[int], te
             for offset in sorted(set(offsets)):
                 judge(await _at(reader, place, offset))
         else:
-            first, end = await _bounds(reader, place)
+            first, end = await kafka.bounds(reader, place)
             async for record in read_through(reader, place, first, end):
                 if text is None or Letter(record).mentions(text):
                     judge(Letter(record))
@@ -324,7 +319,7 @@ class _Going:
 
 async def _before(settings: KafkaSettings, name: str, before: int) -> _Going:
     async with topic_reader(settings, name) as (reader, (place, *_)):
-        first, end = await _bounds(reader, place)
+        first, end = await kafka.bounds(reader, place)
         if before > end:
             raise click.UsageError(f"{name} ends at offset {end}: --before may be at most that")
         named: list[Letter] = []

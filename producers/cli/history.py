@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import click
+from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.schemas.errors import InvalidMessage, nearest, shorten
 from opentinker.schemas.messages import AttemptEnded, JobStatus
 from opentinker.schemas.records import InputRecord, decode
 from opentinker.schemas.topics import CHECKPOINTS, COMMANDS, EVENTS, PLACEMENTS, REPORTS, STATUS, accepted_types, partition_of, topic_named
 
-from ..client.errors import NotFoundError
-from ..client.naming import check_job, check_name, looks_like_uid
-from ..core.audit import AUDITED_TOPICS, History, audit
+from ..client.errors import ConflictError, NotFoundError
+from ..client.naming import check_job, check_name, looks_like_uid, may_begin_uid
+from ..core.audit import AUDITED_TOPICS, History, JobSearch, audit
 from ..core.letters import iso
 from .connect import configured
 from .jobs import namespace_option
@@ -27,6 +28,7 @@ __all__ = ["audit_command"]
 
 _RECORDS_MAX = 2_000_000  # of one topic: about a minute of reading
 _FOUND_MAX = 100_000  # records of one job; a job of a thousand attempts makes a tenth of that
+_NAMED_MAX = 5  # jobs that a beginning may mean
 _MARGIN_MS = 3_600_000  # clocks of other machines may be wrong by this much
 _QUIET_S = 2.0  # then progress is shown
 _ENDED: Final = AttemptEnded.ce_type().encode()
@@ -53,7 +55,7 @@ class _Progress:
 def audit_command(job: str, namespace: str, output: str) -> None:
     """A job's exact history, from the topics: every line with its time at the broker, its place and its cause.
 
-    JOB is a name (the newest job of that name) or a uid. Topics keep two to thirty days; what is gone is said.
+    JOB is a name (the newest job of that name), a uid, or the first eight characters of one. Topics keep two to thirty days; what is gone is said.
     """
     settings = configured().kafka
     uid, status = asyncio.run(_find(settings, check_job(job), check_name("namespace", namespace)))
@@ -86,38 +88,27 @@ def audit_command(job: str, namespace: str, output: str) -> None:
 
 
 async def _find(settings: KafkaSettings, job: str, namespace: str) -> tuple[str, JobStatus | None]:
-    """The job's uid and its newest status, if the compacted topic has one. A name means the newest job of that name."""
+    """The job's uid and its newest status, if the compacted topic has one."""
     uid = job if looks_like_uid(job) else None
-    progress = _Progress()
-    best: JobStatus | None = None
-    names: set[str] = set()
+    search, progress = JobSearch(job, namespace, begins_uid=may_begin_uid(job)), _Progress()
     async with topic_reader(settings, STATUS) as (reader, places):
-        chosen = places if uid is None else [places[partition_of(uid, len(places))]]
-        first, end = await reader.beginning_offsets(chosen), await reader.end_offsets(chosen)
-        for place in chosen:
-            async for record in read_through(reader, place, first[place], end[place]):
-                progress.tell(f"looking for {shorten(job)} in {STATUS} partition {place.partition}: {record.offset:,} of {end[place]:,}")
-                if uid is not None and record.key != uid.encode():
-                    continue
-                status = _status(record)
-                if status is None or (uid is None and status.namespace != namespace):
-                    continue
-                if uid is not None or status.name == job:
-                    best = status if best is None or _newness(status) >= _newness(best) else best
-                elif len(names) < _FOUND_MAX:
-                    names.add(status.name)
+        for place in places if uid is None else [places[partition_of(uid, len(places))]]:
+            first, end = await kafka.bounds(reader, place)
+            async for record in read_through(reader, place, first, end):
+                progress.tell(f"looking for {shorten(job)} in {STATUS} partition {place.partition}: {record.offset:,} of {end:,}")
+                if (uid is None or record.key == uid.encode()) and (status := _status(record)) is not None:
+                    search.take(status)
     if uid is not None:
-        return uid, best
-    if best is None:
-        guess = nearest(job, names)
+        return uid, next(iter(search.found), None)
+    if not search.found:
+        guess = nearest(job, search.names)
         raise NotFoundError(
             f"namespace {namespace} has no job {shorten(job)}; {f'did you mean {guess}?' if guess else 'see opentinker get jobs'}", 404
         )
-    return best.job_uid, best
-
-
-def _newness(status: JobStatus) -> tuple[int, int, int]:
-    return status.submitted_ms, status.revision, status.updated_ms
+    if len(search.found) > 1:
+        listed = ", ".join(f"{status.job_uid} ({status.namespace}/{status.name})" for status in search.found[:_NAMED_MAX])
+        raise ConflictError(f"job: several uids begin with {job}: {listed}; write more of it", 409)
+    return search.found[0].job_uid, search.found[0]
 
 
 def _status(record: InputRecord) -> JobStatus | None:
@@ -165,7 +156,7 @@ async def _scan(settings: KafkaSettings, topic: str, partition: int, uid: str, s
     found: list[InputRecord] = []
     async with topic_reader(settings, topic) as (reader, places):
         place = places[partition]
-        first, end = (await reader.beginning_offsets([place]))[place], (await reader.end_offsets([place]))[place]
+        first, end = await kafka.bounds(reader, place)
         start, note = first, ""
         if status is not None and end > first:
             since = (await reader.offsets_for_times({place: max(0, status.submitted_ms - _MARGIN_MS)})).get(place)

@@ -22,9 +22,7 @@ _FETCH_BYTES = 8 * 2**20  # of one partition at a time; a larger record still co
 @asynccontextmanager
 async def topic_reader(settings: KafkaSettings, topic: str) -> AsyncIterator[tuple[AIOKafkaConsumer, list[TopicPartition]]]:
     """A reader that is assigned every partition of a topic, at no position yet. A topic that is not there is said so."""
-    reader = kafka.groupless_consumer(settings, "opentinker-cli", max_partition_fetch_bytes=_FETCH_BYTES)
-    try:
-        await reader.start()
+    async with kafka.started(kafka.groupless_consumer(settings, "opentinker-cli", max_partition_fetch_bytes=_FETCH_BYTES)) as reader:
         if topic not in await reader.topics():
             raise click.ClickException(
                 f"Kafka has no topic {topic}, or this user may not see it; opentinker topics ensure makes topics, opentinker access plan says who may what"
@@ -32,8 +30,6 @@ async def topic_reader(settings: KafkaSettings, topic: str) -> AsyncIterator[tup
         places = [TopicPartition(topic, number) for number in range(_partition_count(settings, topic))]
         reader.assign(places)
         yield reader, places
-    finally:
-        await reader.stop()
 
 
 def _partition_count(settings: KafkaSettings, topic: str) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from opentinker.compose.runtime.kafka import read_range
+from opentinker.compose.runtime.kafka import bounds, read_range
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.scheduler_stream.core.policy import CORE_VERSION
 from opentinker.scheduler_stream.errors import SchedulerError
@@ -185,6 +185,5 @@ async def _inputs_of(settings: KafkaSettings, partition: int) -> AsyncIterator[_
         for topic in INPUT_TOPICS:
             reader, places = await stack.enter_async_context(topic_reader(settings, topic))
             place = places[partition]
-            first, end = await reader.beginning_offsets([place]), await reader.end_offsets([place])
-            readers[topic] = _ForwardReader(reader, place, first[place], end[place])
+            readers[topic] = _ForwardReader(reader, place, *await bounds(reader, place))
         yield _Inputs(settings, partition, readers)

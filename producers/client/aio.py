@@ -18,6 +18,7 @@ from .views import JobView
 
 __all__ = ["AsyncClient"]
 
+_STREAM_SILENCE_MAX_S = 60.0  # the gateway says something more often than that
 _QUIET_S = 2.0  # a call that takes longer says why
 
 
@@ -38,7 +39,7 @@ class AsyncClient:
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
         self.connection = find_connection(url, api_key)
-        self._attempts, self._on_wait = attempts, on_wait
+        self._attempts, self._timeout_s, self._on_wait = attempts, timeout_s, on_wait
         headers = {"Authorization": f"Bearer {self.connection.api_key}", "Accept": "application/json"}
         self._http = httpx.AsyncClient(base_url=self.connection.url, headers=headers, timeout=timeout_s, trust_env=False)
 
@@ -146,9 +147,9 @@ class AsyncClient:
             except httpx.HTTPError as error:
                 if last or not calls.may_retry(call, None):
                     raise UnreachableError(
-                        f"no answer from {self.connection.url}: {_reason(error)}; is the gateway running? `opentinker up` starts a local one"
+                        f"no answer from {self.connection.url}: {_reason(error, self._timeout_s)}; is the gateway running? `opentinker up` starts a local one"
                     ) from None
-                await self._wait(began, attempt, None, f"no answer yet ({_reason(error)})")
+                await self._wait(began, attempt, None, f"no answer yet ({_reason(error, self._timeout_s)})")
                 continue
             if response.status_code < 400:
                 return _json(response)
@@ -158,19 +159,21 @@ class AsyncClient:
             await self._wait(began, attempt, response.headers.get("retry-after"), str(failure))
         raise AssertionError("the last attempt returns or raises")
 
-    async def _wait(self, began: float, attempt: int, retry_after: str | None, why: str) -> None:
+    async def _wait(self, began: float, attempt: int, retry_after: str | None, why: str, attempts: int | None = None) -> None:
         delay_s = calls.delay_before_retry(attempt, retry_after, random.random())  # noqa: S311
         if self._on_wait is not None and time.monotonic() - began + delay_s > _QUIET_S:
-            self._on_wait(f"{self.connection.url}: {why}; trying again in {delay_s:.0f} s ({attempt + 2} of {self._attempts})")
+            when = f" in {delay_s:.0f} s" if delay_s >= 1 else ""
+            self._on_wait(f"{self.connection.url}: {why}; trying again{when} ({attempt + 2} of {attempts or self._attempts})")
         await asyncio.sleep(delay_s)
 
     async def _stream(self, call: calls.Call) -> AsyncIterator[dict[str, Any]]:
         """Server-sent events as objects; a broken stream is taken up again where it stopped, a bounded number of times without news."""
-        last_id, failures = "", 0
-        while failures < calls.ATTEMPTS_MAX:
+        last_id, failures, heard = "", 0, time.monotonic()
+        while True:
+            why = "it ended the stream"
             headers = {**call.headers, "Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
             try:
-                async with self._http.stream(call.method, call.path, params=call.params, headers=headers, timeout=60.0) as response:
+                async with self._http.stream(call.method, call.path, params=call.params, headers=headers, timeout=_STREAM_SILENCE_MAX_S) as response:
                     if response.status_code >= 400:
                         raise calls.failure_of(response.status_code, await response.aread())
                     fields: dict[str, str] = {}
@@ -178,18 +181,19 @@ class AsyncClient:
                         if not line:
                             if fields.get("event") == "end":
                                 return
-                            last_id, failures = fields.get("id", last_id), 0
+                            last_id, failures, heard = fields.get("id", last_id), 0, time.monotonic()
                             if "data" in fields and fields.get("event") != "resync":
                                 yield json.loads(fields["data"])
                             fields = {}
                         elif not line.startswith(":"):
                             name, _, value = line.partition(":")
                             fields[name] = value.removeprefix(" ")
-            except httpx.HTTPError:
-                pass
+            except httpx.HTTPError as error:
+                why = _reason(error, _STREAM_SILENCE_MAX_S)
             failures += 1
-            await asyncio.sleep(calls.delay_before_retry(failures, None, random.random()))  # noqa: S311
-        raise UnreachableError(f"the stream from {self.connection.url} broke off; the job goes on without it")
+            if failures == calls.ATTEMPTS_MAX:
+                raise UnreachableError(f"the stream from {self.connection.url} broke off ({why}); the job goes on without it")
+            await self._wait(heard, failures - 1, None, why, calls.ATTEMPTS_MAX)
 
 
 def _json(response: httpx.Response) -> Any:
@@ -208,5 +212,7 @@ def _items(answer: Any) -> list[dict[str, Any]]:
     return list(answer or [])
 
 
-def _reason(error: httpx.HTTPError) -> str:
+def _reason(error: httpx.HTTPError, timeout_s: float) -> str:
+    if isinstance(error, httpx.TimeoutException):
+        return f"nothing came within {timeout_s:g} s"
     return str(error) or type(error).__name__

@@ -8,15 +8,20 @@ from opentinker.schemas.errors import FieldError, shorten
 
 from .errors import InvalidRequestError
 
-__all__ = ["check_job", "check_name", "looks_like_uid"]
+__all__ = ["check_job", "check_name", "looks_like_uid", "may_begin_uid"]
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_BEGINNING = re.compile(r"[0-9a-f]{8}[-0-9a-f]{0,28}")  # as much of one as lists and logs show, up to all of it
 _FORM = "1 to 63 of a-z, 0-9 and '-', starting and ending with a letter or digit"
 
 
 def looks_like_uid(job: str) -> bool:
     return _UID.fullmatch(job) is not None
+
+
+def may_begin_uid(job: str) -> bool:
+    return _BEGINNING.fullmatch(job) is not None
 
 
 def check_job(job: str) -> str:

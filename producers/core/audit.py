@@ -7,7 +7,7 @@ the same source) is one line that says how often. Two different records under on
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from opentinker.schemas.messages import (
     JobEvent,
     JobFailed,
     JobRequeued,
+    JobStatus,
     JobSubmitted,
     JobUnschedulable,
     ModelVersionRegistered,
@@ -37,9 +38,53 @@ from opentinker.schemas.quantities import format_bytes, format_duration
 from opentinker.schemas.records import Envelope, InputRecord, Message, decode
 from opentinker.schemas.topics import CHECKPOINTS, COMMANDS, EVENTS, PLACEMENTS, REPORTS, accepted_types
 
-__all__ = ["AUDITED_TOPICS", "Entry", "History", "audit"]
+__all__ = ["AUDITED_TOPICS", "Entry", "History", "JobSearch", "audit"]
 
+_KEPT_MAX = 100_000  # names, or uids that begin alike
 AUDITED_TOPICS: Final = (COMMANDS, REPORTS, EVENTS, PLACEMENTS, CHECKPOINTS)  # within a millisecond: first what was said, then what followed
+
+
+class JobSearch:
+    """Which jobs a uid, a name of a namespace, or the beginning of a uid means; from statuses in any order, newer and older ones of each job.
+
+    A name means the newest job of that name, and goes before a uid that begins so.
+    """
+
+    def __init__(self, job: str, namespace: str, *, begins_uid: bool) -> None:
+        self._job, self._namespace, self._begins_uid = job, namespace, begins_uid
+        self._named: JobStatus | None = None
+        self._begun: dict[str, JobStatus] = {}
+        self._names: set[str] = set()
+
+    def take(self, status: JobStatus) -> None:
+        if self._begins_uid and status.job_uid.startswith(self._job) and (len(self._begun) < _KEPT_MAX or status.job_uid in self._begun):
+            self._begun[status.job_uid] = _newer(self._begun.get(status.job_uid), status)
+        if status.namespace != self._namespace:
+            return
+        if status.name == self._job:
+            self._named = _newer(self._named, status)
+        elif len(self._names) < _KEPT_MAX:
+            self._names.add(status.name)
+
+    @property
+    def found(self) -> list[JobStatus]:
+        """None, the one that is meant, or all that may be meant, newest first."""
+        if self._named is not None:
+            return [self._named]
+        return sorted(self._begun.values(), key=lambda status: (-status.submitted_ms, status.job_uid))
+
+    @property
+    def names(self) -> Collection[str]:
+        """Other names of the namespace."""
+        return self._names
+
+
+def _newer(known: JobStatus | None, status: JobStatus) -> JobStatus:
+    return status if known is None or _newness(status) >= _newness(known) else known
+
+
+def _newness(status: JobStatus) -> tuple[int, int, int]:
+    return status.submitted_ms, status.revision, status.updated_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

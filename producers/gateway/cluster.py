@@ -129,7 +129,5 @@ def _version_view(row: dict[str, Any]) -> dict[str, Any]:
 
 def _no_model(namespace: str, name: str, version: int | None = None) -> ProblemError:
     what = f"model {name[:63]!r}" if version is None else f"version {str(version)[:20]} of model {name[:63]!r}"
-    error = FieldError(
-        field="model", message=f"there is no {what} in namespace {namespace[:63]!r}", remedy="list models: GET /v1/models, opentinker get models"
-    )
+    error = FieldError(field="model", message=f"there is no {what} in namespace {namespace[:63]!r}", remedy="see opentinker get models")
     return ProblemError(404, error.text(), [error])

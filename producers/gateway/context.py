@@ -52,9 +52,7 @@ class GatewayContext:
             status = self.feed.jobs.named(namespace, identifier) or self._beginning(identifier)
         if status is None:
             where = "" if looks_like_uid(identifier) else f" in namespace {namespace[:63]!r}"
-            error = FieldError(
-                field="job", message=f"there is no job {identifier[:63]!r}{where}", remedy="list jobs: GET /v1/jobs, opentinker get jobs"
-            )
+            error = FieldError(field="job", message=f"there is no job {identifier[:63]!r}{where}", remedy="see opentinker get jobs")
             raise ProblemError(404, error.text(), [error])
         return status
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from opentinker.producers.core.audit import audit
+from opentinker.producers.client.naming import may_begin_uid
+from opentinker.producers.core.audit import JobSearch, audit
 from opentinker.schemas.messages import (
     AttemptEnded,
     AttemptPlaced,
@@ -14,6 +15,7 @@ from opentinker.schemas.messages import (
     CheckpointCommitted,
     JobCancelled,
     JobCompleted,
+    JobStatus,
     JobSubmitted,
     ModelReference,
 )
@@ -93,3 +95,30 @@ def test_a_gap_and_a_contradiction_are_told() -> None:
         "revisions 3 to 4 are missing between 2 and 5",
         "revisions 6 to 7 are missing between 5 and 8",
     ]
+
+
+def status(uid: str, name: str, submitted_ms: int = 1, revision: int = 1, namespace: str = "default") -> JobStatus:
+    return JobStatus.model_construct(job_uid=uid, namespace=namespace, name=name, submitted_ms=submitted_ms, revision=revision, updated_ms=revision)
+
+
+def searched(job: str, *statuses: JobStatus) -> list[tuple[str, int]]:
+    search = JobSearch(job, "default", begins_uid=may_begin_uid(job))
+    for each in statuses:
+        search.take(each)
+    return [(found.job_uid, found.revision) for found in search.found]
+
+
+def test_a_name_means_the_newest_job_of_that_name_in_its_namespace() -> None:
+    first, again, elsewhere = status("1", "a", 10), status("2", "a", 20), status("3", "a", 30, namespace="team-a")
+    for order in ((first, again, elsewhere), (elsewhere, again, first)):
+        assert searched("a", *order) == [("2", 1)]
+    assert searched("b", first, again) == []
+
+
+def test_the_beginning_of_a_uid_means_its_newest_status_or_all_that_begin_so_unless_it_is_a_name() -> None:
+    other = UID.replace("0b5c7a9e-1", "0b5c7a9e-2")
+    statuses = [status(UID, "a", 10, 2), status(UID, "a", 10, 1), status(other, "b", 20, namespace="team-a")]
+    assert searched(UID, *statuses) == searched(UID[:10], *statuses) == [(UID, 2)]
+    assert searched(UID[:8], *statuses) == [(other, 1), (UID, 2)]
+    assert searched(UID[:7], *statuses) == []
+    assert searched(UID[:8], *statuses, status("9", UID[:8])) == [("9", 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -116,6 +117,53 @@ async def test_a_call_that_takes_long_says_why_and_ends_within_its_attempts(monk
     assert len(told) == 2
     assert "Kafka does not answer; trying again in" in told[0]
     assert told[0].endswith("(2 of 3)")
+
+
+async def test_a_stream_that_breaks_off_is_said_and_taken_up_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    asked: list[str | None] = []
+
+    async def no_wait(seconds: float) -> None:
+        return
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield b'id: 0-7\ndata: {"line": "one"}\n\n'
+        raise httpx.ReadError("connection reset")
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers.get("last-event-id"))
+        rest = b'id: 0-8\ndata: {"line": "two"}\n\nevent: end\n\n'
+        return httpx.Response(200, content=broken() if len(asked) == 1 else rest)
+
+    monkeypatch.setattr(aio.asyncio, "sleep", no_wait)
+    monkeypatch.setattr(aio, "_QUIET_S", 0.1)
+    client = AsyncClient("http://127.0.0.1:9", "key", on_wait=told.append)
+    client._http = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://127.0.0.1:9")
+    assert [entry["line"] async for entry in client.follow_logs("a-job")] == ["one", "two"]
+    await client.close()
+    assert asked == [None, "0-7"]
+    assert told == ["http://127.0.0.1:9: connection reset; trying again (2 of 4)"]
+
+
+async def test_a_stream_without_news_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def no_wait(seconds: float) -> None:
+        return
+
+    monkeypatch.setattr(aio.asyncio, "sleep", no_wait)
+    client = AsyncClient("http://127.0.0.1:9", "key")
+    client._http = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: _nothing(asked, request)), base_url="http://127.0.0.1:9")
+    with pytest.raises(errors.UnreachableError, match=r"broke off \(it ended the stream\); the job goes on without it"):
+        async for _ in client.follow_logs("a-job"):
+            pass
+    await client.close()
+    assert len(asked) == 4
+
+
+def _nothing(asked: list[str], request: httpx.Request) -> httpx.Response:
+    asked.append(request.url.path)
+    return httpx.Response(200)
 
 
 def test_a_watch_that_is_interrupted_says_that_the_job_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,14 +26,6 @@ def worker(stack: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wor
     made = Worker(stack.environment(), tmp_path_factory.mktemp("audit") / "worker.log")
     yield made
     assert made.stop() == 0, made.path.read_text()[-2000:]
-
-
-@pytest.fixture
-async def publisher(stack: Any) -> AsyncIterator[Publisher]:
-    made = Publisher(stack.settings.kafka, f"pool-{uuid.uuid4().hex[:8]}")
-    await made.start()
-    yield made
-    await made.stop()
 
 
 async def audited(stack: Any, job: str, *arguments: str) -> Any:
