@@ -6,32 +6,16 @@ cannot be had skips the test on a laptop and fails it where CI=true.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from opentinker.compose.runtime.settings import Settings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """A running local stack."""
-
-    home: Path
-    settings: Settings
-
-    def environment(self, **additions: str) -> dict[str, str]:
-        """For a child process that is to find this stack."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPENTINKER_")}
-        return inherited | {"OPENTINKER_HOME": str(self.home)} | additions
+    from own_stack import Stack
 
 
 def pytest_configure() -> None:
@@ -67,22 +51,13 @@ def full_stack() -> Iterator[Stack]:
 
 def _started(only: tuple[str, ...]) -> Iterator[Stack]:
     from opentinker.compose.local.errors import StackError
-    from opentinker.compose.local.home import Home
-    from opentinker.compose.local.layout import UpOptions, settings_of
-    from opentinker.compose.local.progress import SilentProgress
-    from opentinker.compose.local.stack import down, up
+    from own_stack import own_stack
 
-    directory = Path(tempfile.mkdtemp(prefix="opentinker-test-"))
-    home = Home(directory)
-    options = UpOptions(only=only, usual_ports=False, ends_with_caller=True)
-    try:
+    with contextlib.ExitStack() as cleanup:
         try:
-            up(home, options, SilentProgress())
+            stack = cleanup.enter_context(own_stack(*only))
         except StackError as error:
             if os.environ.get("CI", "").lower() in ("1", "true"):
                 raise
             pytest.skip(f"the local stack cannot be had here: {error}")
-        yield Stack(home=directory, settings=settings_of(directory))
-    finally:
-        down(home, SilentProgress())
-        shutil.rmtree(directory, ignore_errors=True)
+        yield stack

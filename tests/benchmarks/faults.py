@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -25,10 +23,9 @@ from drill import Drill, drained, drill
 from failpoints import NAMES
 from fleet import Fleet, Submitter, pools_of
 from opentinker.compose.local.home import Home
-from opentinker.compose.local.layout import UpOptions, settings_of
-from opentinker.compose.local.progress import SilentProgress
-from opentinker.compose.local.stack import down, up
+from opentinker.compose.local.layout import settings_of
 from opentinker.compose.runtime.settings import KafkaSettings
+from own_stack import clean_environment, own_stack
 from report import Figure, quantile, report
 from scheduler_process import Worker
 from service_drill import CHECKPOINT_EVERY_S, FAULTS, ServiceDrill, ServiceReport
@@ -39,7 +36,7 @@ _JOBS_PER_S = 50
 
 def scheduler(home: Path, rounds: int) -> list[Figure]:
     settings = settings_of(home)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENTINKER_")} | {"OPENTINKER_HOME": str(home)}
+    environment = clean_environment(home)
     faults = [Fault(place, action) for _ in range(rounds) for action in ("stop", "kill") for place in NAMES]
     done = asyncio.run(
         drill(settings.kafka, environment, home / "drill", faults, jobs_per_s=_JOBS_PER_S, time_s=_MINUTES * 60, stopped_s=20, say=_say)
@@ -78,7 +75,7 @@ def _scheduler_figures(done: Drill) -> list[Figure]:
 def takeovers(home: Path, rounds: int) -> list[Figure]:
     """kill -9 of an owner, again and again, each time once everything is owned again."""
     settings = settings_of(home)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENTINKER_")} | {"OPENTINKER_HOME": str(home)}
+    environment = clean_environment(home)
     ends, checked = asyncio.run(_kill_owners(settings.kafka, environment, home / "drill", rounds))
     for problem in checked.problems:
         print(f"PROBLEM {problem}")
@@ -159,16 +156,11 @@ def main() -> None:
     figures: list[Figure] = []
     for part in parts:
         rounds = int(os.environ.get("FAULTS_ROUNDS", {"scheduler": "5", "takeovers": "55", "services": "3"}[part]))
-        home = Home(Path(tempfile.mkdtemp(prefix=f"opentinker-faults-{part}-")))
-        (home.root / "drill").mkdir(parents=True)
-        try:
-            # Twice as many partitions for the takeovers: each kill moves four of them.
-            os.environ["OPENTINKER_KAFKA__PARTITIONS"] = "8" if part == "takeovers" else "4"
-            up(home, UpOptions(only=() if part == "services" else ("kafka",), usual_ports=False, ends_with_caller=True), SilentProgress())
-            figures += {"scheduler": scheduler, "takeovers": takeovers, "services": services}[part](home.root, rounds)
-        finally:
-            down(home, SilentProgress())
-            shutil.rmtree(home.root, ignore_errors=True)
+        # Twice as many partitions for the takeovers: each kill moves four of them.
+        os.environ["OPENTINKER_KAFKA__PARTITIONS"] = "8" if part == "takeovers" else "4"
+        with own_stack(*([] if part == "services" else ["kafka"])) as stack:
+            (stack.home / "drill").mkdir()
+            figures += {"scheduler": scheduler, "takeovers": takeovers, "services": services}[part](stack.home, rounds)
     report("faults-" + "-".join(parts) if len(parts) == 1 else "faults", figures)
 
 

@@ -6,22 +6,15 @@ A figure of crashes other than 0 never shows: a service that ends before its tim
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
 from hostile_campaign import run_campaign, totals
-from opentinker.compose.local.home import Home
-from opentinker.compose.local.layout import UpOptions, settings_of
-from opentinker.compose.local.progress import SilentProgress
-from opentinker.compose.local.stack import down, up
-from opentinker.compose.runtime.settings import Settings
+from own_stack import Stack, own_stack
 from report import Figure, report
 from secure_access import granted_access
 from secure_services import everything
@@ -29,19 +22,7 @@ from secure_services import everything
 _SEED = 20261201
 
 
-@dataclass(frozen=True, slots=True)
-class _Stores:
-    """PostgreSQL and S3 of a local stack."""
-
-    home: Path
-    settings: Settings
-
-    def environment(self, **additions: str) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPENTINKER_")}
-        return inherited | {"OPENTINKER_HOME": str(self.home)} | additions
-
-
-async def measure(stores: _Stores, directory: Path, count: int) -> list[Figure]:
+async def measure(stores: Stack, directory: Path, count: int) -> list[Figure]:
     (directory / "kafka").mkdir()
     async with granted_access(directory / "kafka", ["team-a"]) as granted, everything(stores, granted, directory, ["team-a"], ["default"]) as http:
         began = time.monotonic()
@@ -63,15 +44,8 @@ async def measure(stores: _Stores, directory: Path, count: int) -> list[Figure]:
 
 
 def main(count: int) -> None:
-    directory = Path(tempfile.mkdtemp(prefix="opentinker-bench-hostile-"))
-    home, quiet = Home(directory / "home"), SilentProgress()
-    home.root.mkdir()
-    try:
-        up(home, UpOptions(only=("postgres", "s3"), usual_ports=False, ends_with_caller=True), quiet)
-        report("hostile", asyncio.run(measure(_Stores(home.root, settings_of(home.root)), directory, count)))
-    finally:
-        down(home, quiet)
-        shutil.rmtree(directory, ignore_errors=True)
+    with own_stack("postgres", "s3") as stores, tempfile.TemporaryDirectory(prefix="opentinker-bench-hostile-") as directory:
+        report("hostile", asyncio.run(measure(stores, Path(directory), count)))
 
 
 if __name__ == "__main__":

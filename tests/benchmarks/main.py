@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from datetime import datetime
@@ -20,13 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import stack as stack_benchmark
 from opentinker.compose.local.home import Home
-from opentinker.compose.local.layout import UpOptions, settings_of
+from opentinker.compose.local.layout import settings_of
 from opentinker.compose.local.progress import SilentProgress
-from opentinker.compose.local.stack import down, up
+from opentinker.compose.local.stack import down
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.producers.client import Client
 from opentinker.schemas.messages import StartAttempt
 from opentinker.schemas.topics import COMMANDS, PLACEMENTS, REPORTS
+from own_stack import own_stack
 from report import Figure, quantile, report
 from scheduler_process import FakeNode, Publisher, TopicReader
 
@@ -106,14 +105,9 @@ def training(home: Path) -> list[Figure]:
 
 def main() -> None:
     figures = stack_benchmark.measure()
-    home = Home(Path(tempfile.mkdtemp(prefix="opentinker-bench-")))
-    try:
-        up(home, UpOptions(usual_ports=False), SilentProgress())
-        figures += asyncio.run(scheduling(settings_of(home.root).kafka))
-        figures += training(home.root)
-    finally:
-        down(home, SilentProgress())
-        shutil.rmtree(home.root, ignore_errors=True)
+    with own_stack() as stack:
+        figures += asyncio.run(scheduling(stack.settings.kafka))
+        figures += training(stack.home)
     report("main", figures)
 
 

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sys
-import tempfile
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -20,23 +17,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import psutil
 from campaign import owned_partitions
 from fleet import Fleet, Submitter, pools_of
-from opentinker.compose.local.home import Home
-from opentinker.compose.local.layout import UpOptions, settings_of
-from opentinker.compose.local.progress import SilentProgress
-from opentinker.compose.local.stack import down, up
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.scheduler_stream.core.state import State
 from opentinker.scheduler_stream.core.step import StepInput, step
 from opentinker.schemas.messages import AgentStarted, CancelJob, Device, Heartbeat, JobCancelled, NodeCapacity
 from opentinker.schemas.topics import COMMANDS, EVENTS, REPORTS
+from own_stack import clean_environment, own_stack
 from report import Figure, quantile, report
 from scheduler_process import Publisher, TopicReader, Worker
 
 _QUEUED = 100_000
-
-
-def _environment(home: Path) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("OPENTINKER_")} | {"OPENTINKER_HOME": str(home)}
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -59,7 +49,7 @@ async def rates(settings: KafkaSettings, home: Path) -> list[Figure]:
     figures = []
     for jobs_per_s, seconds, goals in ((20, 30, (15, 40)), (200, 60, (None, 100))):
         pools = pools_of(settings.partitions, "rate")[:1]
-        worker = Worker(_environment(home), home / f"rate-{jobs_per_s}.log")
+        worker = Worker(clean_environment(home), home / f"rate-{jobs_per_s}.log")
         try:
             async with Fleet(settings, pools, nodes=8) as fleet, Submitter(settings, pools) as submitter:
                 await asyncio.sleep(8)
@@ -88,7 +78,7 @@ async def flood(settings: KafkaSettings, home: Path) -> list[Figure]:
     await publisher.start()
     events = TopicReader(settings, EVENTS)
     await events.start()
-    worker = Worker(_environment(home), home / "flood.log")
+    worker = Worker(clean_environment(home), home / "flood.log")
     try:
         async with Fleet(settings, pools, nodes=1, gpus=4) as fleet, Submitter(settings, pools, resources={"cpu": 1, "gpu": 64}) as submitter:
             await asyncio.sleep(8)
@@ -106,7 +96,7 @@ async def flood(settings: KafkaSettings, home: Path) -> list[Figure]:
             drained = time.monotonic() - began
             lost = sum(node.acknowledged == 0 for node in fleet.nodes.values())
         worker.stop()
-        again = Worker(_environment(home), home / "flood-again.log")
+        again = Worker(clean_environment(home), home / "flood-again.log")
         try:
             ready = await _owned(again, publisher.partition)
             memory = psutil.Process(again.process.pid).memory_info().rss / 2**20
@@ -143,7 +133,7 @@ async def heartbeats(settings: KafkaSettings, home: Path) -> list[Figure]:
     first, last, steps, seconds = _a_day_in_the_core()
     minutes = float(os.environ.get("HEARTBEAT_MINUTES", "10"))
     pools = pools_of(settings.partitions, "beats")[:1]
-    worker = Worker(_environment(home), home / "beats.log")
+    worker = Worker(clean_environment(home), home / "beats.log")
     try:
         async with Fleet(settings, pools, nodes=200, gpus=1):
             await asyncio.sleep(30)
@@ -195,13 +185,8 @@ PARTS: dict[str, Callable[[KafkaSettings, Path], Awaitable[list[Figure]]]] = {"r
 def main() -> None:
     figures: list[Figure] = []
     for name in sys.argv[1:] or PARTS:
-        home = Home(Path(tempfile.mkdtemp(prefix=f"opentinker-plane-{uuid.uuid4().hex[:4]}-")))
-        try:
-            up(home, UpOptions(only=("kafka",), usual_ports=False, ends_with_caller=True), SilentProgress())
-            figures += asyncio.run(PARTS[name](settings_of(home.root).kafka, home.root))  # type: ignore[arg-type]
-        finally:
-            down(home, SilentProgress())
-            shutil.rmtree(home.root, ignore_errors=True)
+        with own_stack("kafka") as stack:
+            figures += asyncio.run(PARTS[name](stack.settings.kafka, stack.home))  # type: ignore[arg-type]
     report("plane", figures)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from opentinker.compose.local.home import Home
 from opentinker.compose.local.layout import UpOptions
 from opentinker.compose.local.progress import SilentProgress
 from opentinker.compose.local.stack import down, up
 from opentinker.compose.local.status import read_status
+from own_stack import own_stack
 from report import Figure, report
 
 _RUNS = 3
@@ -22,12 +23,9 @@ _SETTLE_S = 20  # what was allocated for starting is given back by then
 
 def measure(only: tuple[str, ...] = ()) -> list[Figure]:
     """Warm starts (median) and the idle sum of PSS with its parts."""
-    home = Home(Path(tempfile.mkdtemp(prefix="opentinker-bench-")))
-    options = UpOptions(only=only, usual_ports=False, ends_with_caller=True)
-    quiet = SilentProgress()
-    try:
-        up(home, options, quiet)  # makes the databases: the cold start
-        seconds = []
+    options, quiet, seconds = UpOptions(only=only, usual_ports=False, ends_with_caller=True), SilentProgress(), []
+    with own_stack(*only) as stack:  # makes the databases: the cold start
+        home = Home(stack.home)
         for _ in range(_RUNS):
             down(home, quiet)
             started = time.monotonic()
@@ -35,9 +33,6 @@ def measure(only: tuple[str, ...] = ()) -> list[Figure]:
             seconds.append(time.monotonic() - started)
         time.sleep(_SETTLE_S)
         programs = read_status(home).programs
-    finally:
-        down(home, quiet)
-        shutil.rmtree(home.root, ignore_errors=True)
     figures = [
         Figure(name="warm up to ready", value=statistics.median(seconds), unit="s", goal=10),
         Figure(name="idle stack, sum of PSS", value=sum(program.pss_bytes for program in programs) / 1e9, unit="GB", goal=1.5),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,13 +11,14 @@ import pytest
 from command import PROGRAM, ROOT
 from opentinker.compose.local.home import Home
 from opentinker.compose.local.processes import Recorded, find_marked, is_alive, read_records
+from own_stack import clean_environment
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 @pytest.mark.timeout(900)
 def test_the_demo_runs_twice_and_registers_two_versions(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENTINKER_")} | {"OPENTINKER_HOME": str(tmp_path)}
+    environment = clean_environment(tmp_path)
     home = Home(tmp_path)
     try:
         for version in (1, 2):

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 from foreign_store import foreign_store
 from opentinker.compose.local.home import Home
-from opentinker.compose.local.layout import UpOptions, settings_of
-from opentinker.compose.local.progress import SilentProgress
-from opentinker.compose.local.stack import down, up
 from opentinker.compose.local.status import read_status
 from opentinker.compose.runtime.settings import S3Settings
 from opentinker.producers.client import Client
 from opentinker.registry.blobs import open_blob_store
+from own_stack import own_stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 MANIFEST = {
@@ -34,15 +28,13 @@ async def keys(settings: S3Settings, job_uid: str) -> list[str]:
 
 
 def test_a_job_trains_with_its_checkpoints_in_a_store_that_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    home = Home(Path(tempfile.mkdtemp(prefix="opentinker-foreign-")))
-    try:
-        with foreign_store() as store:
-            for name, value in store.model_dump().items():
-                text = value.get_secret_value() if hasattr(value, "get_secret_value") else str(value)
-                monkeypatch.setenv(f"OPENTINKER_S3__{name.upper()}", text)
-            up(home, dataclasses.replace(UpOptions(), usual_ports=False, ends_with_caller=True), SilentProgress())
-            assert "s3" not in {program.name for program in read_status(home).programs}
-            settings = settings_of(home.root)
+    with foreign_store() as store:
+        for name, value in store.model_dump().items():
+            text = value.get_secret_value() if hasattr(value, "get_secret_value") else str(value)
+            monkeypatch.setenv(f"OPENTINKER_S3__{name.upper()}", text)
+        with own_stack() as stack:
+            settings = stack.settings
+            assert "s3" not in {program.name for program in read_status(Home(stack.home)).programs}
             assert settings.s3.endpoint_url == store.endpoint_url
             with Client(settings.gateway.url, settings.api_key_file.read_text().strip()) as client:
                 uid = client.submit(MANIFEST).metadata.uid
@@ -50,6 +42,3 @@ def test_a_job_trains_with_its_checkpoints_in_a_store_that_settings_name(monkeyp
             assert (view.status.phase, view.status.progress.global_step) == ("Completed", 4096)
             kept = asyncio.run(keys(settings.s3, uid))
             assert any(key.endswith("weights.safetensors") for key in kept), kept
-    finally:
-        down(home, SilentProgress())
-        shutil.rmtree(home.root, ignore_errors=True)

@@ -13,7 +13,7 @@ from agent_world import AgentWorld, agent_world
 from opentinker.schemas.messages.reports import AgentStarted, AttemptEnded, AttemptOutcome, AttemptPhase, FailureClass, Heartbeat
 
 if TYPE_CHECKING:
-    from conftest import Stack
+    from own_stack import Stack
 
 pytestmark = pytest.mark.slow
 ENDLESS: dict[str, Any] = {"stop": {"totalSteps": 50_000_000}, "checkpoint": {"every": "1h"}}

@@ -20,7 +20,7 @@ from opentinker.schemas.messages.reports import AgentStarted, AttemptEnded, Atte
 from opentinker.schemas.messages.training import LogLines, TrainingMetrics
 
 if TYPE_CHECKING:
-    from conftest import Stack
+    from own_stack import Stack
 
 pytestmark = pytest.mark.slow
 

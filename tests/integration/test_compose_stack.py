@@ -35,6 +35,7 @@ from opentinker.compose.local.ready import s3_client
 from opentinker.compose.local.stack import down, restart, up
 from opentinker.compose.local.status import read_status
 from opentinker.compose.runtime.settings import Settings
+from own_stack import clean_environment
 
 pytestmark = pytest.mark.stack
 _PARTS = UpOptions(only=("kafka", "postgres", "s3"), usual_ports=False, ends_with_caller=True)
@@ -337,7 +338,7 @@ def test_status_as_json_names_pid_state_ports_and_memory(home: Home) -> None:
 
 
 def _launch(home: Home, *arguments: str) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENTINKER_")} | {"OPENTINKER_HOME": str(home.root)}
+    environment = clean_environment(home.root)
     command = [sys.executable, "-m", "opentinker.compose.local", *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,6 @@ from scheduler_load import check, load
 from scheduler_process import FakeNode, Publisher, Worker
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
-
-
-@pytest.fixture
-async def publisher(stack: Any) -> AsyncIterator[Publisher]:
-    made = Publisher(stack.settings.kafka, f"pool-{uuid.uuid4().hex[:8]}")
-    await made.start()
-    yield made
-    await made.stop()
 
 
 async def test_kill_9_of_the_owner_under_load_loses_nothing_and_runs_nothing_twice(stack: Any, publisher: Publisher, tmp_path: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,14 +33,6 @@ def worker(stack: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wor
     made = Worker(stack.environment(), tmp_path_factory.mktemp("scheduler") / "worker.log")
     yield made
     assert made.stop() == 0, made.path.read_text()[-2000:]
-
-
-@pytest.fixture
-async def publisher(stack: Any) -> AsyncIterator[Publisher]:
-    made = Publisher(stack.settings.kafka, f"pool-{uuid.uuid4().hex[:8]}")
-    await made.start()
-    yield made
-    await made.stop()
 
 
 async def test_a_job_is_placed_runs_and_ends_with_its_history(stack: Any, worker: Worker, publisher: Publisher) -> None:

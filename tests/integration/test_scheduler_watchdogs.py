@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,6 @@ from scheduler_process import FakeNode, Publisher, TopicReader, Worker, statuses
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 PATIENT = {"STUCK_S": 600, "RECOVERY_S": 600, "MEMBERSHIP_S": 600, "LOOP_S": 600, "OBSERVE_S": 0.5}  # all but the one under test
-
-
-@pytest.fixture
-async def publisher(stack: Any) -> AsyncIterator[Publisher]:
-    made = Publisher(stack.settings.kafka, f"pool-{uuid.uuid4().hex[:8]}")
-    await made.start()
-    yield made
-    await made.stop()
 
 
 async def ends_as_stuck(stack: Any, publisher: Publisher, folder: Path, bounds: dict[str, float], what: str, **environment: str) -> SchedulerStuck:

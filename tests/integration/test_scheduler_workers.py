@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import uuid
 import zlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,6 @@ from scheduler_load import check, fold_of, load, voids_since
 from scheduler_process import FakeNode, Publisher, TopicReader, Worker, owned_epochs
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
-
-
-@pytest.fixture
-async def publisher(stack: Any) -> AsyncIterator[Publisher]:
-    made = Publisher(stack.settings.kafka, f"pool-{uuid.uuid4().hex[:8]}")
-    await made.start()
-    yield made
-    await made.stop()
 
 
 class Fleet:

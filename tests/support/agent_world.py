@@ -21,9 +21,10 @@ from opentinker.schemas.messages.reports import AgentStarted, AttemptEnded, Atte
 from opentinker.schemas.messages.training import LogLines, TrainingMetrics
 from opentinker.schemas.records import Message, OutputRecord, decode, encode
 from opentinker.schemas.topics import LOGS, METRICS, PLACEMENTS, REPORTS, TOPICS, accepted_types
+from ports import free_port
 
 if TYPE_CHECKING:
-    from conftest import Stack
+    from own_stack import Stack
 
 T = TypeVar("T", bound=Message)
 SMALL = {"num_envs": 4, "n_steps": 32, "batch_size": 32, "n_epochs": 2}
@@ -115,7 +116,7 @@ class AgentWorld:
         await self._send(
             StartAttempt(
                 **(self._common(number) | {"valid_until_ms": valid_until_ms}), replicas=replicas, world_size=len(ranks), cpu_millis=1000, memory_bytes=2**30,
-                rendezvous=Rendezvous(address="127.0.0.1", port=_free_port()), seed=5, spec=body,
+                rendezvous=Rendezvous(address="127.0.0.1", port=free_port()), seed=5, spec=body,
                 spec_digest="sha256:" + "0" * 64, model="cartpole",
             )
         )  # fmt: skip
@@ -197,14 +198,6 @@ class AgentWorld:
                         self.seen.append(decode(found.headers, found.value, accepted_types(topic)).message)
         finally:
             await reader.stop()
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

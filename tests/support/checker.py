@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from aiokafka import TopicPartition
 from fleet import Run
 from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings
@@ -25,7 +24,7 @@ from opentinker.scheduler_stream.interpret import is_status
 from opentinker.scheduler_stream.log import KafkaLog, LogEntry
 from opentinker.scheduler_stream.recovery import Fold
 from opentinker.schemas.messages import SubmitJob
-from opentinker.schemas.records import InputRecord
+from opentinker.schemas.records import InputRecord, header_text
 from opentinker.schemas.topics import COMMANDS, EVENTS, JOURNAL, STATUS, dead_letter_topic, topic_table
 
 __all__ = ["Checked", "Marks", "check", "marks", "records_since"]
@@ -61,31 +60,18 @@ async def marks(settings: KafkaSettings) -> Marks:
     return dict(zip(table, found, strict=True))
 
 
-async def records_since(settings: KafkaSettings, topic: str, since: Marks) -> list[Any]:
-    """Everything on a topic since the marks, committed, as aiokafka gives it."""
-    reader = kafka.groupless_consumer(settings, "checker", max_poll_records=5_000)
-    await reader.start()
-    try:
-        ends = await kafka.end_offsets(settings, topic, list(since[topic]))
-        found: list[Any] = []
-        for partition, start in since[topic].items():
-            place = TopicPartition(topic, partition)
-            reader.assign([place])
-            reader.seek(place, start)
-            async with asyncio.timeout(120):
-                while await reader.position(place) < ends[partition]:
-                    for batch in (await reader.getmany(place, timeout_ms=200)).values():
-                        found += batch
-        return found
-    finally:
-        await reader.stop()
+async def records_since(settings: KafkaSettings, topic: str, since: Marks) -> list[InputRecord]:
+    """Everything on a topic since the marks, committed, a partition at a time."""
+    ends = await kafka.end_offsets(settings, topic, list(since[topic]))
+    ranges = [await kafka.read_range(settings, topic, number, start, ends[number], timeout_s=120) for number, start in since[topic].items()]
+    return list(itertools.chain.from_iterable(ranges))
 
 
-def _header(record: Any, name: str) -> str:
-    return next((value.decode() for key, value in record.headers if key == name), "")
+def _header(record: InputRecord, name: str) -> str:
+    return header_text(record.headers, name) or ""
 
 
-def _kind(record: Any) -> str:
+def _kind(record: InputRecord) -> str:
     return _header(record, "ce_type").removeprefix("io.opentinker.").rpartition(".")[0]
 
 

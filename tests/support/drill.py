@@ -28,7 +28,6 @@ class Drill:
     standby_exit: int
     holes: int  # transactions of outsiders on the inputs
     sent_again: int  # inputs that came twice
-    seconds: float
 
 
 async def drill(
@@ -60,7 +59,6 @@ async def drill(
         sent_again = submitter.sent_again + fleet.sent_again
     return Drill(
         outcomes=campaign.outcomes, checked=checked, standby_exit=standby_exit, holes=campaign.holes, sent_again=sent_again,
-        seconds=time.monotonic() - began,
     )  # fmt: skip
 
 

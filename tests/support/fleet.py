@@ -94,9 +94,7 @@ class Fleet:
             for number in range(nodes)
         }
         self.runs: list[Run] = []
-        self.repeats = 0  # commands that came again
         self.sent_again = 0
-        self.void = 0  # commands that were too old when they came
         self.placed_ms: dict[str, int] = {}  # job → broker stamp of its first StartAttempt
         self._tasks: set[asyncio.Task[None]] = set()
         self._producer: AIOKafkaProducer = None  # type: ignore[assignment]
@@ -192,14 +190,12 @@ class Fleet:
             return
         seq = command["command_seq"]
         if seq <= node.applied or seq in node.seen:
-            self.repeats += 1
             return
         node.seen.add(seq)
         while node.applied + 1 in node.seen:
             node.applied += 1
             node.seen.remove(node.applied)
         if command["valid_until_ms"] < record.timestamp or time.monotonic() - node.acknowledged > _LEASE_S - _MARGIN_S:
-            self.void += 1
             return
         uid = command["job_uid"]
         if "replicas" in command:

@@ -9,7 +9,7 @@ from typing import Any
 
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.scheduler_stream.log import KafkaLog
-from opentinker.scheduler_stream.recovery import Fold, find_replay_from
+from opentinker.scheduler_stream.recovery import Fold, find_replay_from, recover
 from opentinker.schemas.messages import JobCompleted, JobPhase, JobSubmitted
 from scheduler_process import FakeNode, Publisher, events_of, statuses
 
@@ -40,10 +40,7 @@ async def fold_of(settings: KafkaSettings, partition: int) -> Fold:
     """What the journal of a partition says now."""
     log = KafkaLog(settings, partition, None)
     found = await find_replay_from(log)
-    fold = Fold(owner_epoch=found.replay_from.owner_epoch, replay_from=found.replay_from)
-    for entry in await log.read(found.replay_from.offset, (await log.bounds())[1]):
-        fold.apply(entry)
-    return fold
+    return await recover(log, found.replay_from, (await log.bounds())[1])
 
 
 async def voids_since(settings: KafkaSettings, partition: int, before: Fold) -> int:

@@ -14,9 +14,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from opentinker.compose.runtime import access, kafka
 from opentinker.compose.runtime.settings import KafkaSettings
-from opentinker.scheduler_stream.log import KafkaLog
-from opentinker.scheduler_stream.recovery import Fold, find_replay_from
 from opentinker.schemas.access import Role, principal, roles
+from scheduler_load import fold_of
 from secure_kafka import SecureBroker, secure_broker
 
 __all__ = ["Access", "granted_access", "journal_positions", "read_one", "scheduler_state", "write_one"]
@@ -77,19 +76,9 @@ async def read_one(settings: KafkaSettings, topic: str) -> KafkaError | None:
     return None
 
 
-async def folded(settings: KafkaSettings, partition: int) -> Fold:
-    """What the journal of a partition says now."""
-    log = KafkaLog(settings, partition, None)
-    found = await find_replay_from(log)
-    fold = Fold(owner_epoch=found.replay_from.owner_epoch, replay_from=found.replay_from)
-    for entry in await log.read(found.replay_from.offset, (await log.bounds())[1]):
-        fold.apply(entry)
-    return fold
-
-
 async def journal_positions(settings: KafkaSettings) -> dict[tuple[str, int], int]:
     """(topic, partition) → the last input that is written down as stepped."""
-    folds = [await folded(settings, partition) for partition in range(settings.partitions)]
+    folds = [await fold_of(settings, partition) for partition in range(settings.partitions)]
     return {(topic, partition): span.through for partition, fold in enumerate(folds) for topic, span in fold.positions.items()}
 
 
@@ -97,7 +86,7 @@ async def scheduler_state(settings: KafkaSettings) -> str:
     """A digest of everything that the journals of all partitions say, but the clock, which ticks move."""
     digest = hashlib.sha256()
     for partition in range(settings.partitions):
-        fold = await folded(settings, partition)
+        fold = await fold_of(settings, partition)
         for kind, id in fold.state.entity_keys():
             if kind != "clock":
                 digest.update(orjson.dumps((partition, kind, id, fold.state.get(kind, id)), option=orjson.OPT_SORT_KEYS))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +14,8 @@ from pathlib import Path
 from opentinker.compose.local.jars import fetch_jars
 from opentinker.compose.local.kafka import _Files, _format, new_cluster_id, render_properties
 from opentinker.compose.runtime.settings import KafkaSettings
+from own_stack import clean_environment
+from ports import await_open, free_port
 from pydantic import SecretStr
 
 __all__ = ["ADMIN_PASSWORD", "ADMIN_USER", "Denial", "SecureBroker", "secure_broker"]
@@ -66,8 +66,7 @@ class SecureBroker:
 
     def environment(self, home: Path, user: str = ADMIN_USER, password: str = ADMIN_PASSWORD, **more: str) -> dict[str, str]:
         """A child's whole environment: nothing of ours is inherited."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPENTINKER_")}
-        return inherited | {"OPENTINKER_HOME": str(home)} | self.variables(user, password) | more
+        return clean_environment(home, **self.variables(user, password) | more)
 
     def kafka_tools(self, directory: Path) -> dict[str, str]:
         """Kafka's own commands on the PATH, and the variables that our printed lines name: the super user's login among them."""
@@ -93,7 +92,7 @@ class SecureBroker:
 def secure_broker(directory: Path) -> Iterator[SecureBroker]:
     """Start one; it ends with the block. `ADMIN_USER` is its super user; nobody else may do anything until access is granted."""
     _make_certificates(directory)
-    broker, controller = _free_port(), _free_port()
+    broker, controller = free_port(), free_port()
     (directory / "data").mkdir()
     files = _Files(directory / "run", fetch_jars(lambda _: None))
     files.write(_properties(directory, broker, controller))
@@ -102,7 +101,7 @@ def secure_broker(directory: Path) -> Iterator[SecureBroker]:
     with log.open("w") as output:
         process = subprocess.Popen([*files.java(), "kafka.Kafka", str(files.properties)], stdout=output, stderr=output)
     try:
-        _await_open(broker, process, log)
+        await_open(broker, process, lambda: log.read_text()[-2000:])
         yield SecureBroker(broker, directory)
     finally:
         process.terminate()
@@ -140,19 +139,3 @@ def _make_certificates(directory: Path) -> None:
         check=True, capture_output=True,
     )  # fmt: skip
     (directory / "server.pem").write_text((directory / "key.pem").read_text() + (directory / "ca.pem").read_text())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _await_open(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(240):
-        assert process.poll() is None, log.read_text()[-2000:]
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.25)
-    raise AssertionError(log.read_text()[-2000:])

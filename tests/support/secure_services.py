@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import asyncpg
 import httpx
+from ports import free_port
 from scheduler_process import Worker
 from secure_access import Access
 
@@ -31,12 +31,6 @@ async def own_database(dsn: str) -> str:
     await connection.execute(f"CREATE DATABASE {name}")
     await connection.close()
     return f"{dsn.rpartition('/')[0]}/{name}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from opentinker.trainer_agent.protocol import AttemptDescription
+from ports import free_port
 
 __all__ = ["TrainerGang", "newest_checkpoint"]
 
@@ -24,9 +24,7 @@ class TrainerGang:
     """`world_size` trainers of one attempt, started at once."""
 
     def __init__(self, directory: Path, spec: dict[str, Any], world_size: int = 1, *, seed: int = 3, resume: dict[str, Any] | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.directory, self.lines = directory, [[] for _ in range(world_size)]
         self.processes = []
         for rank in range(world_size):

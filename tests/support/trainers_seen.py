@@ -78,11 +78,6 @@ class TrainerWatch:
             found.worked.append((before, now))
         found.ticks, found.last = ticks, now
 
-    def alive(self, job_uid: str) -> int:
-        """How many processes of a job were seen at the last look."""
-        newest = time.time() - 3 * self._interval_s
-        return sum(1 for seen in list(self.seen.values()) if seen.job_uid == job_uid and seen.last > newest)
-
     def overlaps(self, slack_s: float = 0.5) -> list[str]:
         """Sentences about jobs of which a lower epoch worked later than a higher one had begun to: none, if the leases do what they should.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sys
 import time
 import uuid
@@ -18,18 +17,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from opentinker.compose.runtime.kafka import groupless_consumer, input_record, producer
 from opentinker.schemas.records import InputRecord
 from opentinker.schemas.topics import topic_table
+from ports import free_port
 
 API_KEY = "otk_test_0123456789abcdef0123456789abcdef"
 
 
 def unique(prefix: str = "job") -> str:
     return f"{prefix}-{uuid.uuid4().hex[:10]}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Topic:

@@ -23,8 +23,9 @@ from opentinker.registry.migrate import migrate
 from opentinker.schemas.messages import CancelJob, JobPhase, JobStatus, LogLines, SubmitJob, TrainingMetrics
 from opentinker.schemas.records import decode, encode
 from opentinker.schemas.topics import COMMANDS, LOGS, METRICS, STATUS, accepted_types, partition_of
+from ports import free_port
 
-from .conftest import API_KEY, Topic, following, free_port, header, running, unique
+from .conftest import API_KEY, Topic, following, header, running, unique
 
 DIGEST = "sha256:" + "0" * 64
 UNKNOWN = str(uuid.uuid4())

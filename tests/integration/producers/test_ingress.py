@@ -19,8 +19,9 @@ from opentinker.producers.core.signature import sign
 from opentinker.schemas.messages import CancelJob, DeadLettered, JobAccepted, JobPhase, JobRejected, JobStatus, SubmitJob
 from opentinker.schemas.records import InputRecord, decode, encode, job_uid_of
 from opentinker.schemas.topics import ALERTS, COMMANDS, REPLIES, REQUESTS, STATUS, accepted_types, dead_letter_topic, partition_of
+from ports import free_port
 
-from .conftest import API_KEY, Topic, following, free_port, header, running, unique
+from .conftest import API_KEY, Topic, following, header, running, unique
 
 SUBMIT = "io.opentinker.SubmitTrainingJob.v1"
 CANCEL = "io.opentinker.CancelTrainingJob.v1"

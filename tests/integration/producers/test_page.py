@@ -16,9 +16,10 @@ from aiokafka import AIOKafkaProducer
 from bad_manifests import good_manifest
 from opentinker.schemas.messages import JobPhase, LogLines, TrainingMetrics
 from opentinker.schemas.topics import LOGS, METRICS, STATUS
+from ports import free_port
 
 from .conftest import API_KEY, running, unique
-from .test_gateway import database, free_port, say, status_of
+from .test_gateway import database, say, status_of
 
 playwright = pytest.importorskip("playwright.async_api")
 expect = playwright.expect

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 import time
 import uuid
@@ -18,6 +17,7 @@ import httpx
 import pytest
 from opentinker.registry.errors import MigrationError
 from opentinker.registry.migrate import Migration, migrate, read_migrations
+from ports import free_port
 
 from .conftest import Registry
 
@@ -43,12 +43,6 @@ async def test_migrations_are_applied_once_and_by_one(registry: Registry) -> Non
         await connections[0].execute("DROP TABLE IF EXISTS extra; DELETE FROM schema_migrations WHERE name = '9999_extra.sql'")
         for connection in connections:
             await connection.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager
