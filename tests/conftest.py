@@ -27,7 +27,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever uses a stack is marked so, and `make test-quick` leaves it out."""
     for item in items:
-        if {"stack", "full_stack", "own_kafka"} & set(getattr(item, "fixturenames", ())):
+        if {"stack", "full_stack", "own_kafka", "own_full_stack"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.stack)
 
 
@@ -46,6 +46,12 @@ def own_kafka() -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def full_stack() -> Iterator[Stack]:
     """Everything `opentinker up` starts."""
+    yield from _started(())
+
+
+@pytest.fixture
+def own_full_stack() -> Iterator[Stack]:
+    """Everything `opentinker up` starts, for one test that does to it what others would notice."""
     yield from _started(())
 
 

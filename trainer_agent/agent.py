@@ -197,6 +197,7 @@ class _Agent:
             lease_timeout_ms=self._lease_ns // 1_000_000,
             adopted=self._core.listed(),
             applied_seq=self._core.applied_seq,
+            sequence=self._core.sequence,
         )
         while True:
             sent_ns = time.monotonic_ns()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import torch
 from opentinker.schemas.errors import InvalidManifest, printable
 from opentinker.trainer_agent.protocol import ExitCode, TrainerOutcome
@@ -13,6 +15,7 @@ from opentinker.trainer_agent.rl.ppo import NonFiniteError
 __all__ = ["LeaseOverError", "classify"]
 
 _MESSAGE_CHARACTERS_MAX = 2000
+_OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}  # a disk that is full or broken, whoever's code meets it first
 
 
 class LeaseOverError(Exception):
@@ -22,6 +25,9 @@ class LeaseOverError(Exception):
 def classify(error: BaseException) -> tuple[TrainerOutcome, str]:
     """The outcome that `error` stands for, and one sentence for a person."""
     text = printable(f"{error}"[:_MESSAGE_CHARACTERS_MAX])[:_MESSAGE_CHARACTERS_MAX] or type(error).__name__  # half a character cannot be sent
+    cause = error.__cause__ if isinstance(error, EnvironmentFailedError) else error
+    if isinstance(cause, OSError) and cause.errno in _OF_THE_MACHINE:
+        return TrainerOutcome.INFRASTRUCTURE, text
     if isinstance(error, (EnvironmentFailedError, InvalidManifest)):
         return TrainerOutcome.USER_ERROR, text
     if isinstance(error, LeaseOverError):

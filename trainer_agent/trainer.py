@@ -8,7 +8,9 @@ At each boundary between iterations the replicas exchange a few flags, so that a
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import io
 import os
 import signal
 import socket
@@ -48,6 +50,7 @@ def main() -> None:
     description = _read_description()
     directory = Path(description.directory)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    sys.stdout, sys.stderr = _log(1), _log(2)
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # read when the libraries are loaded
         os.environ[variable] = str(description.threads)
     line = _line(description)
@@ -76,8 +79,25 @@ def _heed_a_stop_before_training(directory: Path, line: Line) -> None:
     threading.Thread(target=wait, name="stop-before-training", daemon=True).start()
 
 
+class _Lossy(io.FileIO):
+    """A file whose lines are lost when its disk is full: a line of a log is no reason to end a training, whose code it is that prints it."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _log(descriptor: int) -> io.TextIOWrapper:
+    """Standard output or error, line by line."""
+    raw = io.BufferedWriter(_Lossy(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
 def _end(directory: Path, line: Line, last: Stopped) -> NoReturn:
-    _leave_result(directory, last)
+    with contextlib.suppress(OSError):  # a full disk: the agent hears the last word all the same, and the exit code tells the rest
+        _leave_result(directory, last)
     line.send(last)
     line.close()
     sys.stdout.flush()

@@ -218,6 +218,7 @@ class NodeLease:
     expires_at: int  # pool time
     applied_seq: int = 0
     heard_ms: int = 0  # broker time of the newest heartbeat
+    sequence: int = 0  # of the newest report of this incarnation: what is older says what was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

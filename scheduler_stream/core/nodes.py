@@ -1,7 +1,8 @@
 """Nodes and what their agents report: announcements, heartbeats, ended parts, leases that run out.
 
 A heartbeat is compared with the state: an attempt that should be there and is not is lost; one that should not be there is stopped. Only commands that
-the agent says it has applied are judged by their absence; others are sent again. An agent that was told to end says so: its jobs make a last checkpoint and
+the agent says it has applied are judged by their absence; others are sent again. A report that is older than another one that was heard, a copy that comes
+late, says what was and counts for nothing. An agent that was told to end says so: its jobs make a last checkpoint and
 go on elsewhere, and its silence afterwards is no loss.
 """
 
@@ -31,7 +32,10 @@ def agent_started(effects: Effects, report: reports.AgentStarted) -> None:
     known = state.nodes.get(report.node)
     if is_refused(effects, known, report):
         return
+    lease = state.leases.get(report.node)
     same = known is not None and known.incarnation == report.incarnation
+    if same and lease is not None and report.sequence < lease.sequence:
+        return
     listed = {attempt_key(item) for item in report.adopted}
     # An agent that has applied more than we have sent knew another journal: numbers that it has seen would be passed over.
     applied_before = min(report.applied_seq, COMMAND_SEQ_ADOPTED_MAX)
@@ -58,9 +62,9 @@ def agent_started(effects: Effects, report: reports.AgentStarted) -> None:
         allocations=allocations,
     )
     state.put(node)
-    lease = state.leases.get(node.name)
     applied = max(lease.applied_seq if lease and same else 0, applied_before)
-    state.put(NodeLease(node=node.name, expires_at=effects.now + node.lease_timeout_ms, applied_seq=applied, heard_ms=effects.broker_ms))
+    expires_at = effects.now + node.lease_timeout_ms
+    state.put(NodeLease(node=node.name, expires_at=expires_at, applied_seq=applied, heard_ms=effects.broker_ms, sequence=report.sequence))
     state.capacity_freed(node.pool)
     if known is not None and not known.alive:
         state.timer(effects.now + node.lease_timeout_ms, "lease", node.name)
@@ -91,6 +95,8 @@ def heartbeat(effects: Effects, report: reports.Heartbeat) -> None:
     if node.incarnation != report.incarnation:
         tell_refused(effects, node, report.incarnation)
         return
+    if report.sequence <= lease.sequence:
+        return
     if report.stopping:
         node = _stop_node(effects, node)
     elif not node.alive and not node.stopping:
@@ -109,7 +115,8 @@ def heartbeat(effects: Effects, report: reports.Heartbeat) -> None:
         state.put(node)
         state.capacity_freed(node.pool)
     applied = max(lease.applied_seq, report.applied_seq)
-    state.put(replace(lease, expires_at=effects.now + node.lease_timeout_ms, applied_seq=applied, heard_ms=effects.broker_ms))
+    expires_at = effects.now + node.lease_timeout_ms
+    state.put(replace(lease, expires_at=expires_at, applied_seq=applied, heard_ms=effects.broker_ms, sequence=report.sequence))
     _judge_listed(effects, node.name, report.attempts, report.sequence)
     _judge_missing(effects, node.name, report, applied)
     node = state.nodes[node.name]

@@ -81,7 +81,7 @@ class SimAgent:
         return reports.AgentStarted(
             node=self.name, incarnation=self.incarnation, previous_incarnation=f"{self.folder}{self.starts - 1}", pool=self.pool,
             boot_id=f"sim{self.folder}", agent_version="sim",
-            adopted=tuple(held.progress() for held in self.attempts.values()), applied_seq=self.applied_seq,
+            adopted=tuple(held.progress() for held in self.attempts.values()), applied_seq=self.applied_seq, sequence=self.sequence,
             capacity=reports.NodeCapacity(
                 cpu_millis=self.cpu_millis, memory_bytes=self.memory_bytes,
                 devices=tuple(reports.Device(index=i, simulated=True) for i in range(self.gpus)),

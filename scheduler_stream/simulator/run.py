@@ -1,7 +1,8 @@
 """The real core under a virtual clock and seeded faults. `simulate(seed)` plays one story and checks every property after every step.
 
 Faults: agents killed (with what they run), nodes cut off and back, parts that fail, commands delayed, repeated and out of order between jobs, reports
-delayed, the scheduler restarted from its entities at any step, the broker away for half a minute. A failure prints the seed that replays it.
+delayed, inputs that come once more much later, the scheduler restarted from its entities at any step, the broker away for half a minute. A failure prints
+the seed that replays it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from .agents import LEASE_MS, SimAgent
 __all__ = ["Report", "SimulationFailedError", "simulate"]
 
 _STEP_MS = 500
+_COPIED = 0.02  # the share of inputs that come once more, late
 _QUIET_MS = 900_000  # how long a fault-free cluster may take to drain the queue
 _ALL_BACK_MS = 30_000  # within which every agent is back, also one that must wait for its name
 _START_MS = 1_800_000_000_000
@@ -57,6 +59,8 @@ class _Story:
         self.limits = random.Random(f"limits {seed}")  # noqa: S311
         self.names = random.Random(f"names {seed}")  # noqa: S311
         self.clocks = random.Random(f"clocks {seed}")  # noqa: S311
+        self.copying = random.Random(f"copies {seed}")  # noqa: S311
+        self.copies: list[tuple[int, int, str, Message]] = []  # (due, sequence, topic, message)
         self.broker_off_ms = 0  # how far the broker's clock is ahead
         self.jumped_at = 0
         self.report = Report(seed)
@@ -76,12 +80,15 @@ class _Story:
 
     # The log
 
-    def append(self, topic: str, message: Message) -> None:
+    def append(self, topic: str, message: Message, *, copied: bool = False) -> None:
         offset = self.offsets[topic]
         self.offsets[topic] += 1
         result = step(self.state, StepInput(topic=topic, partition=0, offset=offset, append_time_ms=self.now + self.broker_off_ms, message=message))
         self.report.steps += 1
         self.check(result)
+        if topic != ADMIN and not isinstance(message, Tick) and not copied and self.copying.random() < _COPIED:
+            self.sequence += 1
+            self.copies.append((self.now + self.copying.choice((500, 3_000, 30_000)), self.sequence, topic, message))
         for output in result.outputs:
             if output.topic == PLACEMENTS:
                 self.deliver(output.message)
@@ -152,6 +159,10 @@ class _Story:
         self.reports.sort(key=lambda item: item[:2])
         while self.reports and self.reports[0][0] <= self.now:
             self.append(REPORTS, self.reports.pop(0)[2])
+        for copy in sorted(copy for copy in self.copies if copy[0] <= self.now):
+            self.copies.remove(copy)
+            self.append(*copy[2:], copied=True)
+            self.report.faults["copy"] += 1
         self.append(REPORTS, Tick(partition=0, worker="sim", sequence=self.report.steps, sent_ms=self.now))
 
     def catch_up(self, agent: SimAgent) -> None:

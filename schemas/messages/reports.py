@@ -56,7 +56,7 @@ class FailureClass(StrEnum):
     NON_FINITE = "NonFinite"  # loss or weights became NaN or infinite
     LOST = "Lost"  # the agent or its node went away
     START_FAILED = "StartFailed"  # never came to run
-    UNAVAILABLE = "Unavailable"  # what every start needs was away, or did not accept this node: it counts against no job
+    UNAVAILABLE = "Unavailable"  # what every start needs was away, or did not accept this node, or the node had no room: it counts against no job
 
 
 class Device(Message):
@@ -110,10 +110,12 @@ class AgentStarted(Message):
     lease_timeout_ms: int = Field(10_000, ge=1_000, le=600_000)  # without a heartbeat for this long the scheduler gives the node up
     adopted: tuple[AttemptProgress, ...] = Field((), max_length=1024)
     applied_seq: Count = 0  # as in heartbeats: a scheduler that knows nothing of the node numbers its commands above it
+    sequence: Count = 0  # of the newest heartbeat before it: behind a newer one it counts for nothing
 
 
 class Heartbeat(Message):
-    """`applied_seq`: every command up to this number has been applied. `capacity` only when it changed. `stopping`: the agent was told to end."""
+    """`sequence` rises by one each time; one that is not above the newest heard is void. `applied_seq`: every command up to this number has been applied.
+    `capacity` only when it changed. `stopping`: the agent was told to end."""
 
     node: NodeName
     incarnation: Uid

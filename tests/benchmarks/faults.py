@@ -28,7 +28,8 @@ from opentinker.compose.runtime.settings import KafkaSettings
 from own_stack import clean_environment, own_stack
 from report import Figure, quantile, report
 from scheduler_process import Worker
-from service_drill import CHECKPOINT_EVERY_S, FAULTS, ServiceDrill, ServiceReport
+from service_drill import CHECKPOINT_EVERY_S, ServiceDrill, ServiceReport
+from service_faults import FAULTS
 
 _MINUTES = float(os.environ.get("FAULTS_MINUTES", "30"))
 _JOBS_PER_S = 50

@@ -255,8 +255,8 @@ async def test_a_registry_that_is_away_for_a_moment_delays_a_start_and_a_commit(
     assert next(failures, "used up") == "used up"
 
 
-async def test_a_full_disk_fails_the_attempt_in_words_and_leaves_the_agent_alive(world: AgentWorld) -> None:
-    """What the agent cannot write down it does not run, and it goes on when there is room again."""
+async def test_a_full_disk_starts_nothing_and_ends_nothing_that_runs(world: AgentWorld) -> None:
+    """What the agent cannot write down it does not run, and it goes on when there is room again. What runs prints into the void."""
     world.directory.mkdir()
     mount = await asyncio.create_subprocess_exec("mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(world.directory))
     if await mount.wait() != 0:
@@ -265,12 +265,10 @@ async def test_a_full_disk_fails_the_attempt_in_words_and_leaves_the_agent_alive
         await world.start_agent()
         assert world.process is not None
         filler = world.directory / "filler"
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
+        fill(filler)
         await world.start_attempt(stop={"totalSteps": 2_000})
         report = await world.until_ended()
-        assert (report.outcome, report.failure_class) == (AttemptOutcome.FAILED, FailureClass.START_FAILED)
+        assert (report.outcome, report.failure_class) == (AttemptOutcome.FAILED, FailureClass.UNAVAILABLE)
         assert "No space left on device" in report.message
         assert world.trainer_pids() == []
         assert world.process.returncode is None
@@ -278,9 +276,22 @@ async def test_a_full_disk_fails_the_attempt_in_words_and_leaves_the_agent_alive
         await world.start_attempt(number=2, stop={"totalSteps": 2_000})
         await world.until(lambda: len(world.mine(AttemptEnded)) > 1, 60)
         assert world.mine(AttemptEnded)[-1].outcome is AttemptOutcome.SUCCEEDED
+        await world.start_attempt(number=3, stop={"totalSteps": 60_000})
+        await world.until(lambda: any(sample.attempt_number == 3 for sample in world.mine(TrainingMetrics)), 60)
+        fill(filler)
+        await world.until(lambda: len(world.mine(AttemptEnded)) > 2, 60)
+        report = world.mine(AttemptEnded)[-1]
+        assert (report.attempt_number, report.outcome, report.global_step) == (3, AttemptOutcome.SUCCEEDED, 60_000), report.message
         await world.stop_agent()
     finally:
         await (await asyncio.create_subprocess_exec("umount", "-l", str(world.directory))).wait()
+
+
+def fill(filler: Path) -> None:
+    """Leave not a byte of the disk."""
+    with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
 
 
 @pytest.mark.parametrize("hours", [2, -2])

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.errors import TopicAlreadyExistsError
+from broker_mischief import make_anew
 from command import ok, opentinker
-from opentinker.compose.runtime import kafka
 from opentinker.schemas.messages import JobFailed, JobPhase, JournalAdopted
 from opentinker.schemas.topics import ALERTS, COMMANDS, JOURNAL, STATUS
 from scheduler_process import FakeNode, Publisher, TopicReader, Worker, events_of, statuses
@@ -37,25 +36,6 @@ async def publisher_of(stack: Any, pool: str) -> Publisher:
     made = Publisher(stack.settings.kafka, pool)
     await made.start()
     return made
-
-
-async def make_anew(stack: Any, topic: str) -> None:
-    """Delete a topic and make it again, as by mistake."""
-    settings = stack.settings.kafka
-    admin = kafka.admin_client(settings, "test-delete")
-    await admin.start()
-    await admin.delete_topics([topic])
-    async with asyncio.timeout(30):
-        while topic in await admin.list_topics():  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-    await admin.close()
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                if topic in await kafka.ensure_topics(settings):
-                    return
-            except TopicAlreadyExistsError:
-                await asyncio.sleep(0.2)
 
 
 async def refusal(stack: Any, path: Path) -> str:
@@ -103,7 +83,7 @@ async def test_an_input_topic_made_anew_is_adopted_and_finished_jobs_do_not_run_
         before = {await publisher.submit(f"before-{number}") for number in range(5)}
         await statuses(settings, before)
         assert await asyncio.to_thread(worker.stop) == 0
-        await make_anew(stack, COMMANDS)
+        await make_anew(stack.settings.kafka, COMMANDS)
         later = await publisher_of(stack, pool)
         waiting = await later.submit("waiting")
 
@@ -141,7 +121,7 @@ async def test_after_a_lost_journal_live_jobs_end_by_name_and_finished_ones_stay
         await statuses(settings, {finished})
         await running(settings, live)
         assert await asyncio.to_thread(worker.stop) == 0
-        await make_anew(stack, JOURNAL)
+        await make_anew(stack.settings.kafka, JOURNAL)
 
         assert "the journal was lost" in await refusal(stack, tmp_path / "refused.log")
         shown = await command(stack, "--partition", str(slow.partition))

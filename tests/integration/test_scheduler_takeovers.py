@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from broker_mischief import set_stamps, tick_stamped
 from failpoints import LAUNCHER
 from fleet import Submitter
-from opentinker.compose.runtime import kafka
-from opentinker.compose.runtime.settings import KafkaSettings
-from opentinker.schemas.messages import CancelJob, JobCancelled, JobPhase, JobSubmitted, NodeLost, Tick
-from opentinker.schemas.records import encode
-from opentinker.schemas.topics import ALERTS, COMMANDS, EVENTS, REPORTS
+from opentinker.schemas.messages import CancelJob, JobCancelled, JobPhase, JobSubmitted, NodeLost
+from opentinker.schemas.topics import ALERTS, COMMANDS, EVENTS
 from scheduler_process import FakeNode, Publisher, TopicReader, Worker, owned_epochs, statuses, until_logged
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -123,7 +120,7 @@ async def test_a_brokers_clock_that_jumps_ahead_and_back_loses_no_node_and_hides
             await set_stamps(settings, "CreateTime")
             for ahead_ms in (3_300_000, -3_300_000, 3_300_000):
                 await asyncio.sleep(1)
-                await tick_stamped(publisher, ahead_ms)
+                await tick_stamped(settings, publisher.partition, ahead_ms)
             assert (await statuses(settings, {uid}))[uid].attempt_number == 1
             assert not [each for each in alerts.decoded() if isinstance(each.message, NodeLost)]
         silent_since = time.monotonic()
@@ -132,25 +129,3 @@ async def test_a_brokers_clock_that_jumps_ahead_and_back_loses_no_node_and_hides
     finally:
         await asyncio.to_thread(worker.stop)
         await alerts.stop()
-
-
-async def set_stamps(settings: KafkaSettings, kind: str) -> None:
-    admin = kafka.admin_client(settings, "test-clock")
-    await admin.start()
-    try:
-        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, REPORTS, {"message.timestamp.type": kind})])
-    finally:
-        await admin.close()
-
-
-async def tick_stamped(publisher: Publisher, ahead_ms: int) -> None:
-    now_ms = int(time.time() * 1000)
-    value, headers = encode(
-        Tick(partition=publisher.partition, worker="test", sequence=1, sent_ms=now_ms), id=f"tick{ahead_ms}", source="test", time_ms=now_ms
-    )
-    producer = kafka.producer(publisher._settings, "test-clock")
-    await producer.start()
-    try:
-        await producer.send_and_wait(REPORTS, value, partition=publisher.partition, headers=list(headers), timestamp_ms=now_ms + ahead_ms)
-    finally:
-        await producer.stop()

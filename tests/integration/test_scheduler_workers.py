@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from failpoints import LAUNCHER, failing, hits
+from opentinker.scheduler_stream.core.policy import CORE_VERSION
 from opentinker.schemas.topics import EVENTS
 from scheduler_load import check, fold_of, load, voids_since
 from scheduler_process import FakeNode, Publisher, TopicReader, Worker, owned_epochs
@@ -79,15 +80,15 @@ async def test_a_rolling_restart_loses_nothing_and_every_worker_ends_well(stack:
 async def test_upgrade_and_rollback_in_mid_load(stack: Any, publisher: Publisher, tmp_path: Path) -> None:
     """Two core versions by turns: each reads what the other wrote, as long as nothing in it is unknown to it."""
     async with Fleet(stack, tmp_path) as fleet, FakeNode(stack.settings.kafka, publisher, f"n-{publisher.pool}") as node:
-        worker = fleet.start(LAUNCHER, CORE_VERSION="1")
+        worker = fleet.start(LAUNCHER, CORE_VERSION=str(CORE_VERSION - 1))
         await fleet.until_owner(publisher.partition)
         switched = []
 
         async def switch() -> None:
             nonlocal worker
-            for version, kind in (("2", signal.SIGTERM), ("1", signal.SIGKILL), ("2", signal.SIGKILL)):
+            for version, kind in ((CORE_VERSION, signal.SIGTERM), (CORE_VERSION - 1, signal.SIGKILL), (CORE_VERSION, signal.SIGKILL)):
                 await asyncio.sleep(3)
-                following = fleet.start(LAUNCHER, CORE_VERSION=version)
+                following = fleet.start(LAUNCHER, CORE_VERSION=str(version))
                 worker.signal(kind)
                 await asyncio.to_thread(worker.process.wait, 30)
                 owner = await fleet.until_owner(publisher.partition, but=worker)
@@ -96,11 +97,12 @@ async def test_upgrade_and_rollback_in_mid_load(stack: Any, publisher: Publisher
                 worker = following
 
         await check(stack, await load(publisher, switch(), 200), node)
-        assert switched == ["2", "1", "2"]
-        refused = fleet.start(LAUNCHER, CORE_VERSION="0")
+        assert switched == [CORE_VERSION, CORE_VERSION - 1, CORE_VERSION]
+        refused = fleet.start(LAUNCHER, CORE_VERSION=str(CORE_VERSION - 2))
         assert await fleet.stop(worker) == 0
         assert await asyncio.to_thread(refused.process.wait, 60) == 1
-        assert "was written by core version 2, this is core version 0; install the newer release again" in refused.path.read_text()
+        said = f"was written by core version {CORE_VERSION}, this is core version {CORE_VERSION - 2}; install the newer release again"
+        assert said in refused.path.read_text()
 
 
 @pytest.mark.parametrize("place", ["cycle.stepped", "cycle.appended", "status.begun", "ownership.started"])

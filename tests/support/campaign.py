@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from broker_mischief import outsider, two_transactions
 from checker import Checked
 from failpoints import LAUNCHER, failing, hits
 from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.scheduler_stream.codec import JournalRecord, ReplayFrom, encode_record
 from opentinker.scheduler_stream.core.policy import CORE_VERSION
-from opentinker.schemas.topics import INPUT_TOPICS, JOURNAL
+from opentinker.schemas.topics import JOURNAL
 from scheduler_process import Worker
 
 __all__ = ["Fault", "Outcome", "SchedulerCampaign", "owned_partitions", "takeover_times", "worker_name"]
@@ -158,18 +159,13 @@ class SchedulerCampaign:
         outcome.said.update(re.findall(r"SupersededError|ProducerFenced|AppendTimeoutError|InvalidProducerEpoch|CommitFailedError", text))
 
     async def _make_holes(self) -> None:
-        """Now and then a transaction of somebody else on every input: its markers leave offsets without records, an aborted one a record nobody may read."""
-        sender = kafka.transactional_producer(self._settings, "outsider", f"outsider-{uuid.uuid4().hex}")
+        """Now and then transactions of somebody else on every input."""
+        sender = outsider(self._settings)
         await sender.start()
         try:
             while True:
-                for commit in (True, False):
-                    await sender.begin_transaction()
-                    for topic in INPUT_TOPICS:
-                        for partition in range(self._settings.partitions):
-                            await sender.send(topic, b"{", partition=partition)  # no message of ours: a dead letter if committed
-                    await (sender.commit_transaction() if commit else sender.abort_transaction())
-                    self.holes += 1
+                await two_transactions(sender, self._settings.partitions)
+                self.holes += 2
                 await asyncio.sleep(3)
         finally:
             await sender.stop()

@@ -119,9 +119,10 @@ async def _journal(
                 result.owners.append((partition, each.offset, each.append_time_ms, record.worker))
             elif isinstance(record, JournalRecord):
                 result.first_records.setdefault((partition, record.owner_epoch), each.append_time_ms)
-                wanted.update({(output.topic, _id(output)): zlib.crc32(output.value) for output in record.outputs if not is_status(output)})
             else:
                 result.voids += 1
+                continue
+            wanted.update({(output.topic, _id(output)): zlib.crc32(output.value) for output in record.outputs if not is_status(output)})
         held = [(node.name, each.job_uid) for node in fold.state.nodes.values() if node.pool in pools for each in node.allocations]
         if held and drained:
             result.complain(f"partition {partition}: still held at the end: {held[:5]}")

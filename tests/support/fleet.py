@@ -21,7 +21,7 @@ from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.schemas.manifest import parse_manifest, spec_digest
 from opentinker.schemas.messages import AgentStarted, AttemptEnded, Device, Heartbeat, NodeCapacity, SubmitJob
-from opentinker.schemas.records import encode, job_uid_of
+from opentinker.schemas.records import Message, encode, job_uid_of
 from opentinker.schemas.topics import COMMANDS, PLACEMENTS, REPORTS, partition_of, topic_table
 
 __all__ = ["Fleet", "Run", "Submitter", "pools_of"]
@@ -172,6 +172,8 @@ class Fleet:
         sent = time.monotonic()
         future = await self._producer.send(REPORTS, value, partition=node.partition, headers=_ce(Heartbeat, f"{node.name}-{node.sequence}"))
         future.add_done_callback(lambda done: self._acknowledged(node, sent, done))
+        if self._random.random() < self._repeats:
+            self._keep(self._send_late(node, value, Heartbeat, f"{node.name}-{node.sequence}"))
 
     def _acknowledged(self, node: _Node, sent: float, done: asyncio.Future[Any]) -> None:
         if not done.cancelled() and done.exception() is None:
@@ -226,9 +228,12 @@ class Fleet:
         await self._producer.send_and_wait(REPORTS, value, partition=node.partition, headers=_ce(AttemptEnded, identifier))
         node.live.pop(uid, None)
         if self._random.random() < self._repeats:
-            await asyncio.sleep(self._random.uniform(0, 5))
-            await self._producer.send_and_wait(REPORTS, value, partition=node.partition, headers=_ce(AttemptEnded, identifier))
-            self.sent_again += 1
+            await self._send_late(node, value, AttemptEnded, identifier)
+
+    async def _send_late(self, node: _Node, value: bytes, kind: type[Message], identifier: str) -> None:
+        await asyncio.sleep(self._random.uniform(0, 5))
+        await self._producer.send_and_wait(REPORTS, value, partition=node.partition, headers=_ce(kind, identifier))
+        self.sent_again += 1
 
 
 class Submitter:

@@ -200,6 +200,7 @@ class FakeNode:
         announcement = AgentStarted(
             node=self.name, incarnation=self.incarnation, pool=self._publisher.pool, boot_id="test", agent_version="test", capacity=capacity,
             address="127.0.0.1", port_low=20000, port_high=20000 + self._gpus, adopted=self._attempts(), applied_seq=self._applied(),
+            sequence=self._sequence,
         )  # fmt: skip
         await self._publisher.put(REPORTS, announcement)
 

@@ -101,11 +101,13 @@ class World:
         self.put(CancelJob(job_uid=uid, namespace="default", pool="default", requested_by="t"))
 
     def beat(
-        self, node: str, *attempts: AttemptProgress, applied: int = 99, incarnation: str = "1", after_ms: int = 0, stopping: bool = False
-    ) -> StepResult:
+        self, node: str, *attempts: AttemptProgress, applied: int = 99, incarnation: str = "1", after_ms: int = 0, stopping: bool = False,
+        sequence: int | None = None,
+    ) -> StepResult:  # fmt: skip
         beat = Heartbeat(
-            node=node, incarnation=incarnation, pool="default", sequence=self.offset, applied_seq=applied, attempts=attempts, stopping=stopping
-        )
+            node=node, incarnation=incarnation, pool="default", sequence=self.offset if sequence is None else sequence, applied_seq=applied,
+            attempts=attempts, stopping=stopping,
+        )  # fmt: skip
         return self.put(beat, after_ms)
 
     def alive(self, node: str, after_ms: int = 2000) -> None:

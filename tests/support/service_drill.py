@@ -7,13 +7,12 @@ Jobs are submitted through the gateway with an idempotency key and repeated unti
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -24,11 +23,13 @@ from opentinker.compose.local.home import Home
 from opentinker.compose.local.layout import settings_of
 from opentinker.compose.local.stack import supervisor_of
 from opentinker.compose.local.supervisor import Supervisor
+from opentinker.compose.runtime.settings import Settings
 from opentinker.producers.client import Client, OpenTinkerError
 from opentinker.schemas.topics import EVENTS, METRICS
+from service_faults import FAULTS, troubled_agents
 from trainers_seen import TrainerWatch
 
-__all__ = ["FAULTS", "Inflicted", "ServiceDrill", "ServiceReport"]
+__all__ = ["Inflicted", "ServiceDrill", "ServiceReport"]
 
 CHECKPOINT_EVERY_S = 2.0
 _JOB_TIMEOUT_S = 240.0
@@ -56,80 +57,6 @@ class ServiceReport:
     jobs: int
 
 
-def _kill(program: str) -> Callable[[ServiceDrill], Awaitable[bool]]:
-    async def inflict(drill: ServiceDrill) -> bool:
-        before = drill.pid(program)
-        os.kill(before, signal.SIGKILL)
-        return await drill.until(lambda: drill.pid(program) not in (0, before), 60)
-
-    return inflict
-
-
-def _pause(program: str, seconds: float = 20.0) -> Callable[[ServiceDrill], Awaitable[bool]]:
-    async def inflict(drill: ServiceDrill) -> bool:
-        pid = drill.pid(program)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            stopped = await drill.until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 5)
-            await asyncio.sleep(seconds)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        return stopped
-
-    return inflict
-
-
-def _outage(program: str, seconds: float) -> Callable[[ServiceDrill], Awaitable[bool]]:
-    async def inflict(drill: ServiceDrill) -> bool:
-        await asyncio.to_thread(drill.supervisor.stop_programs, [program], 30)
-        gone = drill.pid(program) == 0
-        await asyncio.sleep(seconds)
-        await asyncio.to_thread(drill.supervisor.start_program, program)
-        return gone
-
-    return inflict
-
-
-async def _node_power(drill: ServiceDrill) -> bool:
-    """An agent and its trainers at once, as when a node loses power."""
-    program, before = drill.working_agent(), 0
-    before = drill.pid(program)
-    processes = [psutil.Process(before), *psutil.Process(before).children(recursive=True)]
-    for each in processes:
-        each.send_signal(signal.SIGKILL)
-    return len(processes) > 1 and await drill.until(lambda: drill.pid(program) not in (0, before), 60)
-
-
-async def _agent_killed(drill: ServiceDrill) -> bool:
-    return await _kill(drill.working_agent())(drill)
-
-
-async def _agent_paused(drill: ServiceDrill) -> bool:
-    return await _pause(drill.working_agent())(drill)
-
-
-FAULTS: dict[str, Callable[[ServiceDrill], Awaitable[bool]]] = {
-    "kill agent": _agent_killed,
-    "kill agent and its trainers": _node_power,
-    "stop agent 20 s": _agent_paused,
-    "kill scheduler": _kill("scheduler"),
-    "stop scheduler 20 s": _pause("scheduler"),
-    "kill gateway": _kill("gateway"),
-    "stop gateway 20 s": _pause("gateway"),
-    "kill ingress": _kill("ingress"),
-    "kill read replica": _kill("replica"),
-    "kill registry": _kill("registry"),
-    "stop registry 20 s": _pause("registry"),
-    "kill Kafka": _kill("kafka"),
-    "stop Kafka 20 s": _pause("kafka"),
-    "Kafka away 60 s": _outage("kafka", 60),
-    "kill PostgreSQL": _kill("postgres"),
-    "PostgreSQL away 30 s": _outage("postgres", 30),
-    "kill S3": _kill("s3"),
-    "S3 away 30 s": _outage("s3", 30),
-}
-
-
 @dataclass
 class ServiceDrill:
     """Keeps a few jobs running on a whole local stack, inflicts faults, and gathers what is to be judged."""
@@ -145,6 +72,10 @@ class ServiceDrill:
         found = supervisor_of(self.home)
         assert found is not None, "the stack does not run"
         return found
+
+    @cached_property
+    def settings(self) -> Settings:
+        return settings_of(self.home.root)
 
     def pid(self, program: str) -> int:
         info = self.supervisor.states().get(program, {})
@@ -165,9 +96,9 @@ class ServiceDrill:
 
     async def run(self, names: list[str], deadline: float) -> ServiceReport:
         """Each named fault in turn, until the time is over; then every job is let end, and everything is judged."""
-        kafka = settings_of(self.home.root).kafka
+        kafka = self.settings.kafka
         since = await marks(kafka)
-        with TrainerWatch(self.home.root) as watch:
+        with troubled_agents(self), TrainerWatch(self.home.root) as watch:
             load = asyncio.create_task(self._keep_jobs_running())
             try:
                 for number, name in enumerate(names):
@@ -187,7 +118,7 @@ class ServiceDrill:
         checked = await check(kafka, since, {"default"}, [])
         return ServiceReport(
             inflicted=self.inflicted, checked=checked, overlaps=watch.overlaps(), jobs=len(self.jobs),
-            disagreements=await disagreements(settings_of(self.home.root), since, self.jobs), losses_s=await _losses(kafka, since),
+            disagreements=await disagreements(self.settings, since, self.jobs), losses_s=await _losses(kafka, since),
         )  # fmt: skip
 
     async def _inflict(self, name: str, watch: TrainerWatch) -> None:
@@ -242,7 +173,7 @@ class ServiceDrill:
             return False
 
     def _with_client(self, ask: Callable[[Client], Any]) -> Any:
-        settings = settings_of(self.home.root)
+        settings = self.settings
         with Client(settings.gateway.url, settings.api_key_file.read_text().strip(), timeout_s=3) as client:
             return ask(client)
 

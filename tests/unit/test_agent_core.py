@@ -318,7 +318,7 @@ def test_a_process_that_cannot_be_made_ends_the_part_with_its_peers() -> None:
     world.core.replica_started(key, 0)
     assert Terminate in kinds(world.core.replica_not_started(key, 1, "no memory", world.now))
     report = report_of(world.gone(key, 0, -15))
-    assert (report.outcome, report.failure_class) == (AttemptOutcome.FAILED, FailureClass.START_FAILED)
+    assert (report.outcome, report.failure_class) == (AttemptOutcome.FAILED, FailureClass.UNAVAILABLE)
 
 
 def test_an_adopted_part_waits_for_resume() -> None:

@@ -103,6 +103,42 @@ class TestPlannedStop:
         assert world.job(uid).phase is JobPhase.CANCELLED
 
 
+class TestCopiesThatComeLate:
+    """An outage, a mirror of the topic or a person may append a report once more, when it has long been overtaken."""
+
+    def test_an_older_heartbeat_does_not_end_what_began_since(self, world: World) -> None:
+        world.agent("node-1")
+        world.beat("node-1", applied=0, sequence=20)
+        uid = world.submit()
+        world.beat("node-1", world.progress(uid), sequence=21)
+        for sequence in (20, 21):
+            result = world.beat("node-1", applied=0, sequence=sequence)
+            assert not result.outputs
+        assert (world.job(uid).phase, world.state.attempts[uid].attempt_number) == (JobPhase.RUNNING, 1)
+
+    def test_it_keeps_no_silent_node_and_brings_no_lost_one_back(self, world: World) -> None:
+        world.agent("node-1")
+        world.beat("node-1", sequence=5)
+        for _ in range(8):
+            world.tick(2)
+            world.beat("node-1", sequence=4)
+        assert [alert.node for alert in world.sent(NodeLost)] == ["node-1"]
+        assert not world.sent(NodeRecovered)
+        world.beat("node-1", sequence=6)
+        assert world.sent(NodeRecovered)
+
+    def test_an_older_announcement_changes_nothing(self, world: World) -> None:
+        world.agent("node-1")
+        uid = world.submit()
+        world.beat("node-1", world.progress(uid), sequence=7)
+        before = world.state.nodes["node-1"], world.state.leases["node-1"]
+        world.agent("node-1", sequence=6, gpus=1)
+        assert (world.state.nodes["node-1"], world.state.leases["node-1"]) == before
+        world.agent("node-1", sequence=7, gpus=1, adopted=(world.progress(uid),))
+        assert len(world.state.nodes["node-1"].devices) == 1
+        assert world.job(uid).phase is JobPhase.RUNNING
+
+
 class TestNoFaultOfTheJobs:
     def test_a_restarted_agent_that_never_took_it_up_costs_no_retry(self, world: World) -> None:
         world.agent("node-1")

@@ -1,5 +1,7 @@
 """One list of transitions from every autoreset mode; seeds; the state of CartPole. TRAINING-NOTES 4 and 12."""
 
+import errno
+import os
 import sys
 from typing import Any
 
@@ -181,3 +183,21 @@ def test_what_an_environment_says_can_be_sent() -> None:
     assert outcome is TrainerOutcome.USER_ERROR
     assert text.startswith(r"cannot open 'caf\udce9\x00'\x1b[2J")
     assert decode_event(encode_line(Stopped(outcome=outcome, message=text))) == Stopped(outcome=outcome, message=text)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(errno.ENOSPC, TrainerOutcome.INFRASTRUCTURE), (errno.EIO, TrainerOutcome.INFRASTRUCTURE), (errno.ENOENT, TrainerOutcome.USER_ERROR)],
+)
+def test_a_disk_that_is_full_is_nobodys_code(number: int, expected: TrainerOutcome) -> None:
+    """Also where the environment's code meets it first; a file that is not there is its author's."""
+
+    class Recording(gym.Wrapper):  # type: ignore[type-arg]
+        def step(self, action: Any) -> Any:
+            raise OSError(number, os.strerror(number))
+
+    stepper = VectorStepper(SyncVectorEnv([lambda: Recording(gym.make("CartPole-v1"))], autoreset_mode=AutoresetMode.SAME_STEP))
+    stepper.reset([1])
+    with pytest.raises(EnvironmentFailedError) as raised:
+        stepper.step(np.zeros(1, dtype=np.int64))
+    assert classify(raised.value)[0] is expected

@@ -144,12 +144,12 @@ class AgentCore:
         return [Terminate(key)] if part.phase is Phase.STOPPING else []
 
     def replica_not_started(self, key: Key, rank: int, message: str, now_ns: int) -> list[Action]:
-        """The shell could not make the process."""
+        """The machine could not make the process: not the job's doing."""
         part = self._parts.get(key)
         if part is None:
             return []
         self._change(part, rank, exit_code=int(ExitCode.INFRASTRUCTURE))
-        return self.failed(key, FailureClass.START_FAILED, message, now_ns)
+        return self.failed(key, FailureClass.UNAVAILABLE, message, now_ns)
 
     def replica_gone(self, key: Key, rank: int, exit_code: int, now_ns: int, last_word: Stopped | None = None) -> list[Action]:
         """A process and all its children are gone."""
