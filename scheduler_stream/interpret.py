@@ -6,14 +6,13 @@ A record that cannot be read, stands on the wrong partition or is stale is an in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from opentinker.schemas.dead_letters import dead_letter
 from opentinker.schemas.errors import FieldError, InvalidMessage
 from opentinker.schemas.messages.commands import CancelJob, SubmitJob
 from opentinker.schemas.messages.reports import Tick
-from opentinker.schemas.records import Envelope, InputRecord, Message, decode, encode
+from opentinker.schemas.records import STALE_MS, Envelope, InputRecord, Message, decode, encode, millis_of
 from opentinker.schemas.topics import INPUT_TOPICS, STATUS, accepted_types, partition_of
 
 from .codec import JournalOutput
@@ -23,7 +22,6 @@ from .core.step import StepInput
 __all__ = ["SOURCE", "Interpreted", "encode_outputs", "interpret"]
 
 SOURCE: Final = "opentinker/scheduler"
-_STALE_MS: Final = 24 * 3_600_000  # uids are remembered for 25 h; a copy that comes later could run a job twice
 _ACCEPTED: Final = {topic: accepted_types(topic) for topic in INPUT_TOPICS}
 
 
@@ -72,11 +70,10 @@ def _check_place(message: Message, record: InputRecord, partitions: int) -> None
 def _check_age(envelope: Envelope[Message], record: InputRecord) -> None:
     if not isinstance(envelope.message, SubmitJob | CancelJob):
         return
-    try:
-        said_ms = int(datetime.fromisoformat(envelope.time).timestamp() * 1000)
-    except ValueError:
-        raise InvalidMessage([FieldError(field="header ce_time", message="is not an ISO 8601 time", remedy="set it, with a time zone")]) from None
-    if record.append_time_ms - said_ms > _STALE_MS:
+    said_ms = millis_of(envelope.time)
+    if said_ms is None:
+        raise InvalidMessage([FieldError(field="header ce_time", message="is not an ISO 8601 time", remedy="set it, with a time zone")])
+    if record.append_time_ms - said_ms > STALE_MS:
         text = f"{envelope.time} is more than 24 h before it was appended"
         raise InvalidMessage([FieldError(field="header ce_time", message=text, remedy="submit again with a new ce_id if the job is still wanted")])
 

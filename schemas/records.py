@@ -12,13 +12,14 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .errors import FieldError, InvalidMessage, field_errors, nearest
 
 __all__ = [
+    "STALE_MS",
     "UNREADABLE_HEADER",
     "Envelope",
     "InputRecord",
@@ -28,7 +29,9 @@ __all__ = [
     "decode",
     "encode",
     "header_text",
+    "iso_time",
     "job_uid_of",
+    "millis_of",
     "traceparent_of",
 ]
 
@@ -37,6 +40,7 @@ _TYPE_PREFIX = "io.opentinker."
 _JOB_NAMESPACE = uuid.UUID("9d0ce0a4-5a0c-5b63-9d5c-0f6a3a1f7c11")
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _ID_CHARACTERS_MAX = 256
+STALE_MS: Final = 24 * 3_600_000  # uids are remembered for 25 h: a copy of a job's command that comes later could run it twice
 UNREADABLE_HEADER = "ot-unreadable"  # of a stand-in for a record that the reader's client could not give it: why
 
 
@@ -96,10 +100,23 @@ def job_uid_of(source: str, ce_id: str) -> str:
     return str(uuid.uuid5(_JOB_NAMESPACE, f"{source}\x00{ce_id}"))
 
 
+def iso_time(millis: int) -> str:
+    """Milliseconds since 1970 as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def millis_of(text: str) -> int | None:
+    """The other way round; None for what is no time. A time without a zone is in UTC, whatever this machine's zone is."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
 def encode(message: Message, *, id: str, source: str, subject: str = "", time_ms: int, traceparent: str = "") -> tuple[bytes, Headers]:
     """A message as (value, headers). `time_ms` is an argument, so that the same input gives the same bytes."""
-    stamp = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    headers = [("ce_specversion", "1.0"), ("ce_id", id), ("ce_type", message.ce_type()), ("ce_source", source), ("ce_time", stamp)]
+    headers = [("ce_specversion", "1.0"), ("ce_id", id), ("ce_type", message.ce_type()), ("ce_source", source), ("ce_time", iso_time(time_ms))]
     if subject:
         headers.append(("ce_subject", subject))
     headers.append(("content-type", "application/json"))

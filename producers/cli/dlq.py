@@ -17,10 +17,10 @@ from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings, load_settings
 from opentinker.schemas.errors import nearest, printable
 from opentinker.schemas.quantities import duration_s
-from opentinker.schemas.records import InputRecord
+from opentinker.schemas.records import InputRecord, iso_time
 from opentinker.schemas.topics import dead_letter_topic, topic_table
 
-from ..core.letters import Letter, hex_dump, iso, readable_text, why_not_again
+from ..core.letters import Letter, hex_dump, readable_text, why_not_again
 from .connect import configured
 from .output import format_option, print_data, print_table, safe
 from .reading import read_through, topic_reader
@@ -78,15 +78,15 @@ def show(topic: str, offset: int, output: str) -> None:
 def _rows(letter: Letter) -> list[tuple[object, ...]]:
     """One line for each thing that is wrong with it."""
     errors = [f"{error.get('field') or 'document'}: {error.get('message', '')}" for error in letter.errors] or [letter.error]
-    place = (letter.record.topic, letter.record.offset, iso(letter.record.append_time_ms))
+    place = (letter.record.topic, letter.record.offset, iso_time(letter.record.append_time_ms))
     return [(*(place if number == 0 else ("", "", "")), text[:100]) for number, text in enumerate(errors)]
 
 
 def _print_letter(letter: Letter) -> None:
     record = letter.record
     value = record.value or b""
-    click.echo(f"Letter:    {record.topic} offset {record.offset}, {iso(record.append_time_ms)}")
-    click.echo(safe(f"Original:  {letter.place}, {iso(letter.original_time_ms)}"))
+    click.echo(f"Letter:    {record.topic} offset {record.offset}, {iso_time(record.append_time_ms)}")
+    click.echo(safe(f"Original:  {letter.place}, {iso_time(letter.original_time_ms)}"))
     click.echo(safe(f"Reader:    {letter.header('ot-reader')}"))
     click.echo("Errors:")
     for error in letter.errors:
@@ -146,7 +146,7 @@ def drop(topic: str, before: int, yes: bool) -> None:
         return
     click.echo(f"{going.count:,} dead letters of {name} go, from offset {going.first} to {before - 1}:", err=True)
     for letter in going.named:
-        click.echo(f"  {letter.record.offset}  {iso(letter.record.append_time_ms)}  {safe(letter.error[:100])}", err=True)
+        click.echo(f"  {letter.record.offset}  {iso_time(letter.record.append_time_ms)}  {safe(letter.error[:100])}", err=True)
     if going.count > len(going.named):
         click.echo(f"  … and {going.count - len(going.named):,} more", err=True)
     if not yes:

@@ -12,13 +12,12 @@ from opentinker.compose.runtime import kafka
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.schemas.errors import InvalidMessage, nearest, shorten
 from opentinker.schemas.messages import AttemptEnded, JobStatus
-from opentinker.schemas.records import InputRecord, decode
+from opentinker.schemas.records import InputRecord, decode, iso_time
 from opentinker.schemas.topics import CHECKPOINTS, COMMANDS, EVENTS, PLACEMENTS, REPORTS, STATUS, accepted_types, partition_of, topic_named
 
 from ..client.errors import ConflictError, NotFoundError
 from ..client.naming import check_job, check_name, looks_like_uid, may_begin_uid
 from ..core.audit import AUDITED_TOPICS, History, JobSearch, audit
-from ..core.letters import iso
 from .connect import configured
 from .jobs import namespace_option
 from .output import print_data, print_table, safe
@@ -63,7 +62,7 @@ def audit_command(job: str, namespace: str, output: str) -> None:
     if not history.entries:
         raise NotFoundError(f"no topic holds a record of job {job}; its records are past their retention, or it never was", 404)
     if output != "table":
-        entries = [entry.data(iso(entry.time_ms)) for entry in history.entries]
+        entries = [entry.data(iso_time(entry.time_ms)) for entry in history.entries]
         phase = status.phase.value if status else None
         print_data({"job_uid": uid, "phase": phase, "entries": entries, "begins": begins, "warnings": list(history.warnings)}, output)
         return
@@ -71,7 +70,7 @@ def audit_command(job: str, namespace: str, output: str) -> None:
         click.echo(f"job {status.namespace}/{status.name} {uid}: {status.phase.value}, revision {status.revision}")
     rows = [
         (
-            iso(entry.time_ms),
+            iso_time(entry.time_ms),
             "" if entry.revision is None else entry.revision,
             entry.type,
             entry.text + (f" ×{entry.published} published" if entry.published > 1 else ""),

@@ -10,16 +10,14 @@ import base64
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from opentinker.schemas.messages import CancelJob, SubmitJob
-from opentinker.schemas.records import UNREADABLE_HEADER, InputRecord
+from opentinker.schemas.records import STALE_MS, UNREADABLE_HEADER, InputRecord, iso_time, millis_of
 from opentinker.schemas.topics import COMMANDS, REQUESTS, namespace_of_topic
 
-__all__ = ["STALE_MS", "Letter", "hex_dump", "why_not_again"]
+__all__ = ["Letter", "hex_dump", "why_not_again"]
 
-STALE_MS: Final = 24 * 3_600_000  # what the ingress and the scheduler refuse as too old, by `ce_time`
 _DUMP_BYTES_MAX = 4096
 _TEXT_CHARACTERS_MAX = 65_536
 _ADDED: Final = frozenset({"ot-error", "ot-errors", "ot-reader", UNREADABLE_HEADER})
@@ -97,9 +95,9 @@ class Letter:
         found: dict[str, Any] = {
             "topic": self.record.topic,
             "offset": self.record.offset,
-            "time": iso(self.record.append_time_ms),
+            "time": iso_time(self.record.append_time_ms),
             "original": self.place,
-            "original_time": iso(self.original_time_ms),
+            "original_time": iso_time(self.original_time_ms),
             "reader": self.header("ot-reader"),
             "errors": self.errors,
             "headers": {key: value.decode(errors="replace") for key, value in self.original_headers()},
@@ -125,7 +123,8 @@ def why_not_again(letter: Letter, now_ms: int, *, mended: bool) -> str | None:
             f"only the first {len(letter.record.value or b''):,} of {letter.original_bytes:,} bytes were kept; give the whole record by --value-file"
         )
     said = letter.header("ce_time")
-    if _has_an_age(letter) and _is_stale(said, now_ms):
+    said_ms = millis_of(said)  # None: its reader says what is wrong with it
+    if _has_an_age(letter) and said_ms is not None and now_ms - said_ms > STALE_MS:
         return (
             f"its ce_time {said} is more than 24 h ago, and would be refused as stale: its id may be forgotten by now, so that a copy could run a job twice. "
             "If the job is still wanted, submit its manifest anew: opentinker submit -f FILE"
@@ -138,18 +137,6 @@ def _has_an_age(letter: Letter) -> bool:
     if letter.topic == COMMANDS:
         return letter.header("ce_type") in _JOB_COMMANDS
     return letter.topic == REQUESTS or namespace_of_topic(letter.topic) is not None
-
-
-def _is_stale(said: str, now_ms: int) -> bool:
-    try:
-        moment = datetime.fromisoformat(said)
-    except ValueError:
-        return False  # its reader says what is wrong with it
-    return now_ms - int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000) > STALE_MS
-
-
-def iso(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def readable_text(value: bytes) -> str | None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Protocol
 
 from opentinker.schemas.dead_letters import bounded_errors
 from opentinker.schemas.errors import FieldError, InvalidMessage, nearest
 from opentinker.schemas.messages import CancelJob, CancelTrainingJob, JobAccepted, JobRejected, RequestReference, SubmitJob
 from opentinker.schemas.messages.requests import SUBMIT_REQUEST_TYPE
-from opentinker.schemas.records import InputRecord, Message, OutputRecord, check_readable, decode, encode, header_text
+from opentinker.schemas.records import STALE_MS, InputRecord, Message, OutputRecord, check_readable, decode, encode, header_text, millis_of
 from opentinker.schemas.topics import REPLIES, namespace_of_topic, tenant_replies
 
 from .documents import read_json
@@ -26,7 +25,6 @@ from .submission import Known, Repeat, judge_repeat, namespace_of, plan_submissi
 __all__ = ["Accepted", "Authority", "KnownJobs", "Refused", "accepted_message", "decide", "reference_of", "reply_record"]
 
 SOURCE = "opentinker/ingress"
-_STALE_MS = 24 * 3_600_000  # uids are remembered for 25 h (DESIGN.md §4); a later copy could run a job twice
 _HEADER_CHARACTERS_MAX = 256
 _OWN_SOURCES = "opentinker/"  # ids under these sources are drawn by us: nobody else may take one before we do
 
@@ -160,21 +158,10 @@ def _authorise(record: InputRecord, ce_id: str, namespace: str, authority: Autho
 
 
 def _check_fresh(record: InputRecord, now_ms: int) -> None:
-    said = _time_ms(header_text(record.headers, "ce_time"))
-    if now_ms - record.append_time_ms > _STALE_MS or (said is not None and record.append_time_ms - said > _STALE_MS):
+    said = millis_of(header_text(record.headers, "ce_time") or "")
+    if now_ms - record.append_time_ms > STALE_MS or (said is not None and record.append_time_ms - said > STALE_MS):
         remedy = "publish it again with a new ce_id and ce_time if it is still wanted"
         raise InvalidMessage([FieldError(field="header ce_time", message="the request is more than 24 h old", remedy=remedy)])
-
-
-def _time_ms(text: str | None) -> int | None:
-    """An ISO 8601 time, or None: a time we cannot read says nothing."""
-    try:
-        moment = datetime.fromisoformat(text) if text else None
-    except ValueError:
-        return None
-    if moment is None:
-        return None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _required(record: InputRecord, name: str) -> str:

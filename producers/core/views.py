@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from opentinker.schemas.algorithms import ALGORITHMS
 from opentinker.schemas.manifest import drawn_seed
 from opentinker.schemas.messages import JobStatus, Progress
+from opentinker.schemas.records import iso_time
 
 __all__ = ["algorithm_views", "iso", "job_view"]
 
 
 def iso(millis: int | None) -> str | None:
     """Milliseconds since 1970 as ISO 8601 in UTC."""
-    if millis is None:
-        return None
-    return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if millis is None else iso_time(millis)
 
 
 def job_view(status: JobStatus) -> dict[str, Any]:

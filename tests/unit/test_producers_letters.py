@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 
 import pytest
-from opentinker.producers.core.letters import STALE_MS, Letter, hex_dump, readable_text, why_not_again
-from opentinker.scheduler_stream import interpret
+from opentinker.producers.core.letters import Letter, hex_dump, readable_text, why_not_again
 from opentinker.schemas.dead_letters import dead_letter
 from opentinker.schemas.errors import FieldError
 from opentinker.schemas.records import UNREADABLE_HEADER, InputRecord
@@ -68,10 +67,6 @@ def test_a_letter_of_somebody_else_is_shown_and_not_sent() -> None:
 def test_why_a_letter_is_not_sent_again(found: Letter, mended: bool, text: str | None) -> None:
     reason = why_not_again(found, NOW_MS, mended=mended)
     assert reason is None if text is None else text in str(reason)
-
-
-def test_what_the_scheduler_calls_stale_is_stale_here() -> None:
-    assert interpret._STALE_MS == STALE_MS
 
 
 def test_values_that_are_no_text_are_dumped() -> None:

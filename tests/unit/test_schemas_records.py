@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from opentinker.schemas import InvalidMessage, decode, encode, job_uid_of
 from opentinker.schemas.messages import CancelJob, Tick
+from opentinker.schemas.records import iso_time, millis_of
 from opentinker.schemas.topics import COMMANDS, TOPICS, accepted_types, murmur2, partition_of, topic_table
 
 MESSAGE = CancelJob(job_uid=job_uid_of("s", "1"), namespace="default", pool="default", requested_by="me")
@@ -74,3 +77,16 @@ def test_scheduler_inputs_and_journal_share_their_partition_count() -> None:
 def test_a_tick_is_small() -> None:
     value, _ = encode(Tick(partition=0, worker="w", sequence=1, sent_ms=1), id="1", source="s", time_ms=0)
     assert len(value) < 100
+
+
+def test_times_are_read_in_utc_whatever_the_zone_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Shanghai")
+    time.tzset()
+    try:
+        assert iso_time(1_500) == "1970-01-01T00:00:01.500Z"
+        assert [millis_of(text) for text in ("1970-01-01T00:00:01.5Z", "1970-01-01T00:00:01.5", "1970-01-01T08:00:01.5+08:00")] == [1_500] * 3
+        assert millis_of("0001-01-01T00:00:00+14:00") < 0 < millis_of("9999-12-31T23:59:59-14:00")  # type: ignore[operator]
+        assert [millis_of(text) for text in ("", "yesterday", "2026-13-01")] == [None] * 3
+    finally:
+        monkeypatch.undo()
+        time.tzset()
