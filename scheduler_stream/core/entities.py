@@ -29,6 +29,8 @@ __all__ = [
     "Part",
     "Requirement",
     "Result",
+    "Taint",
+    "Toleration",
     "Training",
     "attempt_key",
 ]
@@ -43,14 +45,43 @@ class Clock:
     submissions: int = 0  # numbers jobs in the order of arrival
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Taint:
+    """Keeps gangs off a node that do not tolerate it."""
+
+    key: str
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Toleration:
+    """`value` None: whatever the taint's value is."""
+
+    key: str
+    value: str | None = None
+
+    def covers(self, taint: Taint) -> bool:
+        return self.key == taint.key and self.value in (None, taint.value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Requirement:
     """What a gang needs: jobs with equal requirements fit or do not fit together."""
 
     replicas: int
-    cpu_millis: int  # per replica, as all below
-    memory_bytes: int
-    gpus: int
+    cpu_millis: int  # per replica
+    memory_bytes: int  # per replica
+    gpus: int  # per replica
+    replicas_min: int = 0  # with which it may start if not all fit; 0: all
+    gpu_types: tuple[str, ...] = ()  # any of these; empty: any
+    selector: tuple[tuple[str, tuple[str, ...]], ...] = ()  # labels of its nodes, and their values: any of them
+    tolerations: tuple[Toleration, ...] = ()
+    same: str = ""  # a label whose value all its nodes must share
+    spread: bool = False  # over as many nodes as can be
+
+    @property
+    def at_least(self) -> int:
+        return self.replicas_min or self.replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +217,7 @@ class Node:
     memory_bytes: int
     devices: tuple[DeviceSlot, ...]
     labels: dict[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
     address: str
     port_low: int
     port_high: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import orjson
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 
 from .entities import KINDS, Attempt, Brake, Clock, Entity, Job, NamespaceLimits, Node, NodeLease, Requirement
+from .room import Likeness, Room
 
 __all__ = ["Change", "Free", "Key", "Queue", "State", "entity_id", "entity_kind", "hash_of", "limits_id"]
 
@@ -42,6 +44,7 @@ class Free:
     cpu_millis: int
     memory_bytes: int
     devices: tuple[int, ...]
+    port: int  # the lowest that a rank 0 could listen on; 0: none
 
 
 class Queue:
@@ -101,6 +104,9 @@ class State:
         self.queued: dict[tuple[str, str], int] = {}  # (pool, namespace) → its pending jobs
         self.free: dict[str, Free] = {}
         self.pools: dict[str, set[str]] = {}  # pool → node names
+        self._room: dict[str, Room] = {}  # pool → what may be given now
+        self._present: dict[str, Room] = {}  # pool → what could be given if nobody held anything
+        self._open: dict[str, Room] = {}  # the same without cordoned nodes
         self.timers: list[tuple[int, str, str]] = []  # heap of (pool time, kind, id); may be early, never late
         self._undo: list[tuple[str, str, Entity | None]] | None = None
         self._changed: dict[tuple[str, str], Entity | None] = {}
@@ -128,6 +134,14 @@ class State:
         if found is None:
             found = self.queues[pool] = Queue()
         return found
+
+    def room(self, pool: str) -> Room:
+        """What may be given now: of nodes that are open, hold nothing that is unknown, and have a port."""
+        return _room_of(self._room, pool)
+
+    def whole_room(self, pool: str) -> tuple[Room, Room]:
+        """What could be given if nobody held anything: of all nodes that are present, and of those among them that are open."""
+        return _room_of(self._present, pool), _room_of(self._open, pool)
 
     def present_nodes(self, pool: str) -> list[Node]:
         """The nodes that make up the pool's capacity, cordoned ones among them."""
@@ -232,19 +246,41 @@ class State:
         name = (node or cast("Node", before)).name
         if before is not None and (node is None or node.pool != before.pool):
             self.pools[before.pool].discard(name)
+            for rooms in (self._room, self._present, self._open):
+                _room_of(rooms, before.pool).put(name, None)
         if node is None:
             self.free.pop(name, None)
             return
         self.pools.setdefault(node.pool, set()).add(name)
-        self.free[name] = _free(node)
+        free = self.free[name] = _free(node)
+        usable = node.open and free.port and not any(allocation.unknown for allocation in node.allocations)
+        _room_of(self._room, node.pool).put(name, _likeness(node, free) if usable else None)
+        whole = _likeness(node, Free(node.cpu_millis, node.memory_bytes, tuple(device.index for device in node.devices), 0)) if node.present else None
+        _room_of(self._present, node.pool).put(name, whole)
+        _room_of(self._open, node.pool).put(name, whole if node.open else None)
+
+
+def _room_of(rooms: dict[str, Room], pool: str) -> Room:
+    found = rooms.get(pool)
+    if found is None:
+        found = rooms[pool] = Room()
+    return found
+
+
+def _likeness(node: Node, free: Free) -> Likeness:
+    free_indexes = set(free.devices)
+    types = Counter(device.kind for device in node.devices if device.index in free_indexes)
+    return Likeness(free.cpu_millis, free.memory_bytes, tuple(sorted(types.items())), tuple(sorted(node.labels.items())), node.taints)
 
 
 def _free(node: Node) -> Free:
     held = {index for allocation in node.allocations for index in allocation.devices}
+    lent = {allocation.port for allocation in node.allocations}
     return Free(
         cpu_millis=node.cpu_millis - sum(allocation.cpu_millis for allocation in node.allocations),
         memory_bytes=node.memory_bytes - sum(allocation.memory_bytes for allocation in node.allocations),
         devices=tuple(device.index for device in node.devices if device.index not in held),
+        port=next((port for port in range(node.port_low, node.port_high + 1) if port not in lent), 0),
     )
 
 

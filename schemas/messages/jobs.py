@@ -56,6 +56,7 @@ class UnschedulableReason(StrEnum):
 
     BACKOFF = "Backoff"  # waits before its next attempt
     NO_NODES = "NoNodes"  # the pool has no live node
+    NO_MATCHING_NODES = "NoMatchingNodes"  # no live node has the labels it asks for, or all have taints that it does not tolerate
     TOO_LARGE = "TooLarge"  # would not fit even if the pool were empty
     CORDONED = "Cordoned"  # would fit an empty pool, but too much of it is cordoned
     INSUFFICIENT_CAPACITY = "InsufficientCapacity"  # others hold what it needs
