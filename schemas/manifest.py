@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from .algorithms import effective_hyperparameters
+from .algorithms import ALGORITHMS, effective_hyperparameters
 from .errors import FieldError, InvalidManifest, field_errors, nearest, refuse_booleans, shorten
 from .plain import plain_errors
 from .quantities import cpu_millis, duration_s, memory_bytes
@@ -252,6 +252,9 @@ def _unknown_names(spec: object, environments: Collection[str] | None) -> list[F
             effective_hyperparameters(algorithm, dict(given))
         except InvalidManifest as error:
             errors.extend(error.errors)
+            guess = nearest(algorithm, ALGORITHMS) if algorithm not in ALGORITHMS else None
+            if guess is not None:  # what is wrong with the settings of the one that is meant, so that it need not be asked twice
+                errors.extend(_unknown_names({"algorithm": guess, "hyperparameters": given}, None))
     environment = spec.get("environment")
     identifier = environment.get("id") if isinstance(environment, Mapping) else environment
     if environments is not None and isinstance(identifier, str) and identifier and identifier not in environments:

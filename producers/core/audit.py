@@ -188,7 +188,7 @@ def _text(message: Message) -> str:
         case JobSubmitted():
             return f"submitted by {message.submitted_by}"
         case JobUnschedulable():
-            return f"{message.reason.value}{_colon(message.message)}"
+            return f"{message.reason}{_colon(message.message)}"
         case AttemptPlaced():
             nodes = ", ".join(f"{node} (rank {', '.join(map(str, ranks))})" for node, ranks in sorted(message.nodes.items()))
             return f"attempt {message.attempt_number}, epoch {message.lease_epoch}, on {nodes}; {message.scheduling_latency_ms} ms after it could be"

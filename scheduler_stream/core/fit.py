@@ -66,8 +66,10 @@ def unschedulable_reason(state: State, pool: str, needs: Requirement) -> Unsched
     present = state.present_nodes(pool)
     if not present:
         return UnschedulableReason.NO_NODES
-    if _slots_when_empty(present, needs) < needs.replicas:
+    if _slots_when_empty((state.nodes[name] for name in state.pools[pool]), needs) < needs.replicas:
         return UnschedulableReason.TOO_LARGE
+    if _slots_when_empty(present, needs) < needs.replicas:
+        return UnschedulableReason.NODES_AWAY
     if _slots_when_empty((node for node in present if node.open), needs) < needs.replicas:
         return UnschedulableReason.CORDONED
     return UnschedulableReason.INSUFFICIENT_CAPACITY
