@@ -14,11 +14,11 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from opentinker.compose.runtime import kafka, metrics
-from opentinker.compose.runtime.http import ProblemError, add_health, add_problem_handlers, check_bearer, metrics_response, serve
+from opentinker.compose.runtime.http import add_health, add_problem_handlers, check_bearer, metrics_response, serve
 from opentinker.compose.runtime.secrets import read_secret
 from opentinker.compose.runtime.service import run
 from opentinker.compose.runtime.settings import KafkaSettings, Settings
-from opentinker.schemas.topics import JOURNAL
+from opentinker.schemas.topics import JOURNAL, partition_of
 
 from .core.explain import explain_job, list_limits, list_nodes, usual_limits
 from .log import KafkaLog, LogEntry
@@ -28,6 +28,7 @@ __all__ = ["Replica", "make_app"]
 
 LAG = metrics.gauge("replica_journal_lag_records", "Journal records not folded yet")
 _STALE_S = 30.0  # ticks make the owner write every few seconds; a journal silent for this long has no owner
+_SILENT_S = 8.0  # worth telling who asks why something waits
 
 
 class Replica:
@@ -37,7 +38,7 @@ class Replica:
         self._settings = settings
         self.folds: dict[int, Fold] = {}
         self._reader: AIOKafkaConsumer | None = None
-        self._heard_at = 0.0
+        self._heard_at: dict[int, float] = {}  # partition → the loop's time
 
     async def start(self) -> None:
         """Read every partition's journal from where recovery would start."""
@@ -60,16 +61,26 @@ class Replica:
                 for record in records:
                     fold.follow(LogEntry(record.offset, record.value))
                 fold.unpublished.clear()  # a replica publishes nothing
-                self._heard_at = asyncio.get_running_loop().time()
+                self._heard_at[place.partition] = asyncio.get_running_loop().time()
             LAG.set(sum(max(0, (reader.highwater(place) or 0) - 1 - self.folds[place.partition].through) for place in reader.assignment()))
         await reader.stop()
 
     async def probe(self) -> dict[str, str]:
-        silent = asyncio.get_running_loop().time() - self._heard_at
-        return {"journal": "ok" if silent < _STALE_S else "no scheduler has written for a while"}
+        return {"journal": "ok" if min(map(self.silent_s, self.folds)) < _STALE_S else "no scheduler has written for a while"}
 
-    def explain(self, job_uid: str) -> dict[str, Any] | None:
-        return next((found for fold in self.folds.values() if (found := explain_job(fold.state, job_uid)) is not None), None)
+    def silent_s(self, partition: int) -> float:
+        """For how long nobody has written the partition's journal, as far as this process knows."""
+        now = asyncio.get_running_loop().time()
+        return now - self._heard_at.setdefault(partition, now)
+
+    def explain(self, job_uid: str, pool: str) -> dict[str, Any]:
+        """Why the job stands where it stands, or that the scheduler has not taken it; and whether the scheduler is at work at all."""
+        partition = partition_of(pool, self._settings.partitions)
+        found = explain_job(self.folds[partition].state, job_uid) or {"jobUid": job_uid, "pool": pool, "known": False}
+        silent_s = self.silent_s(partition)
+        if silent_s > _SILENT_S:
+            found["schedulerSilentS"] = round(silent_s)
+        return found
 
     def nodes(self) -> list[dict[str, Any]]:
         return [node for fold in self.folds.values() for node in list_nodes(fold.state)]
@@ -85,12 +96,9 @@ def make_app(replica: Replica, api_key: str) -> FastAPI:
     add_health(app, "replica", replica.probe)
 
     @app.get("/v1/explain/{job_uid}")
-    async def explain(job_uid: str, request: Request) -> Response:
+    async def explain(job_uid: str, request: Request, pool: str = "default") -> Response:
         check_bearer(request, api_key, "API key")
-        found = replica.explain(job_uid)
-        if found is None:
-            raise ProblemError(404, "the scheduler knows no such job; it may have ended more than a day ago")
-        return JSONResponse(found)
+        return JSONResponse(replica.explain(job_uid, pool))
 
     @app.get("/v1/nodes")
     async def nodes(request: Request) -> Response:

@@ -70,7 +70,6 @@ class Worker:
         self._failed: asyncio.Future[None] | None = None
         self._tick_sequence = 0
         self._member = False
-        self._datadir = tempfile.TemporaryDirectory(prefix="opentinker-scheduler-")  # Faust wants one per worker; nothing of worth is in it
         self._app = self._make_app(settings.kafka)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -109,7 +108,7 @@ class Worker:
             broker=[f"kafka://{server.strip()}" for server in settings.bootstrap_servers.split(",")],
             broker_credentials=_credentials(settings),
             store="memory://",
-            datadir=self._datadir.name,
+            datadir=_data_directory(self._settings.home),
             topic_partitions=settings.partitions,
             topic_replication_factor=settings.replication,
             topic_allow_declare=False,
@@ -218,6 +217,16 @@ def _credentials(settings: KafkaSettings) -> Any:
             ssl_context=context,
         )
     return faust.SSLCredentials(context) if context is not None else None
+
+
+def _data_directory(home: Path) -> str:
+    """Faust wants a folder; nothing of worth is in it. A temporary one would be left behind by every worker that is killed."""
+    folder = home / "run" / "faust"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:  # a home that cannot be written to
+        return tempfile.mkdtemp(prefix="opentinker-scheduler-")
+    return str(folder)
 
 
 def _boot_id() -> str:

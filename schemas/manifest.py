@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from .algorithms import effective_hyperparameters
+from .algorithms import ALGORITHMS, effective_hyperparameters
 from .errors import FieldError, InvalidManifest, field_errors, nearest, refuse_booleans, shorten
 from .plain import plain_errors
 from .quantities import cpu_millis, duration_s, memory_bytes
@@ -45,8 +45,8 @@ IMPLICIT_STEP_BUDGET = 1_000_000  # env steps over all replicas, when neither a 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _PREFIX = re.compile(r"[a-z0-9][-a-z0-9]*")
 _NOT_BUILT = {
-    "minReplicas", "evaluation", "code", "env", "datasets", "initFrom", "pools", "priorityClass", "priority", "preemptible", "nodeSelector",
-    "tolerations", "topology", "spot", "pendingDeadline", "ttlAfterFinished", "suspend", "array",
+    "evaluation", "code", "env", "datasets", "initFrom", "pools", "priorityClass", "priority", "preemptible", "spot",
+    "pendingDeadline", "ttlAfterFinished", "suspend", "array",
 }  # fmt: skip
 
 
@@ -111,6 +111,9 @@ class Resources(_Part):
     cpu: int | float | str = Field(1, description="cores: 2, 0.5 or 500m")
     memory: str | int = Field("2Gi", description="for example 4Gi")
     gpu: int = Field(0, ge=0, le=64, description="whole GPUs")
+    gpu_type: Annotated[str, Field(min_length=1, max_length=64)] | list[Annotated[str, Field(min_length=1, max_length=64)]] | None = Field(
+        None, description="type of GPU, or a list of types of which any will do; default: any"
+    )
 
     @field_validator("cpu", mode="before")
     @classmethod
@@ -130,6 +133,18 @@ class Resources(_Part):
         if isinstance(value, bool) or (isinstance(value, (float, str)) and not str(value).isdigit()):
             raise ValueError(f"must be a whole number of GPUs, got {shorten(value)}; GPUs are not shared between replicas: write 0, 1, 2, …")
         return value
+
+    @field_validator("gpu_type")
+    @classmethod
+    def _some(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(value, list) and not 1 <= len(value) <= 16:
+            raise ValueError(f"names {len(value)} types; name 1 to 16, or leave it out")
+        return value
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        given = [self.gpu_type] if isinstance(self.gpu_type, str) else self.gpu_type or []
+        return tuple(sorted(set(given)))
 
     @property
     def cpu_millis(self) -> int:
@@ -176,6 +191,23 @@ class RetryPolicy(_Part):
     user_error: int = Field(0, ge=0, le=100, description="attempts after an error in the environment or the settings")
 
 
+LabelText = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class Toleration(_Part):
+    """Lets the gang onto nodes with a taint."""
+
+    key: LabelText
+    value: Annotated[str, Field(max_length=128)] | None = Field(None, description="of the taint; default: whatever it is")
+
+
+class Topology(_Part):
+    """Where the nodes of one gang lie to each other. Unasked, a gang that needs several prefers those of one nvlink, rack or zone, in this order."""
+
+    same: LabelText | None = Field(None, description="a label whose value all nodes of the gang must share, for example rack")
+    spread: bool = Field(False, description="as few replicas on one node as can be")
+
+
 def _short_form(value: object) -> object:
     return {"id": value} if isinstance(value, str) else value
 
@@ -184,6 +216,7 @@ class JobSpec(_Part):
     algorithm: str = Field(min_length=1, max_length=64)
     environment: Annotated[EnvironmentSpec, BeforeValidator(_short_form, json_schema_input_type=str | EnvironmentSpec)]
     replicas: int = Field(1, ge=1, le=512, strict=True, description="processes of the gang")
+    min_replicas: int | None = Field(None, ge=1, le=512, strict=True, description="with which it may start when not all fit; default: all")
     resources: Resources = Resources()
     hyperparameters: dict[str, Any] = Field(default_factory=dict, max_length=128)
     seed: int | None = Field(None, ge=0, lt=2**31, strict=True, description="default: drawn from the job's uid, and recorded")
@@ -192,7 +225,25 @@ class JobSpec(_Part):
     output: OutputSpec = OutputSpec()
     retry: RetryPolicy = RetryPolicy()
     pool: DnsLabel = "default"
+    node_selector: dict[LabelText, LabelText | Annotated[list[LabelText], Field(min_length=1, max_length=64)]] = Field(
+        default_factory=dict, max_length=16, description="labels of the nodes, each with its value or a list of values"
+    )
+    tolerations: list[Toleration] = Field(default_factory=list, max_length=16, description="taints of nodes that keep it off none")
+    topology: Topology = Topology()
     max_runtime: Duration = Field("7d", description="running time over all attempts, after which the job fails")
+
+    @field_validator("min_replicas")
+    @classmethod
+    def _no_more(cls, value: int | None, info: ValidationInfo) -> int | None:
+        replicas = info.data.get("replicas")
+        if value is not None and replicas is not None and value > replicas:
+            raise ValueError(f"must be at most replicas, {replicas}, got {value}; ask for fewer, or for more replicas")
+        return value
+
+    @property
+    def selected_labels(self) -> dict[str, tuple[str, ...]]:
+        """Label → the values that will do."""
+        return {key: (value,) if isinstance(value, str) else tuple(sorted(set(value))) for key, value in self.node_selector.items()}
 
     @model_validator(mode="before")
     @classmethod
@@ -252,6 +303,9 @@ def _unknown_names(spec: object, environments: Collection[str] | None) -> list[F
             effective_hyperparameters(algorithm, dict(given))
         except InvalidManifest as error:
             errors.extend(error.errors)
+            guess = nearest(algorithm, ALGORITHMS) if algorithm not in ALGORITHMS else None
+            if guess is not None:  # what is wrong with the settings of the one that is meant, so that it need not be asked twice
+                errors.extend(_unknown_names({"algorithm": guess, "hyperparameters": given}, None))
     environment = spec.get("environment")
     identifier = environment.get("id") if isinstance(environment, Mapping) else environment
     if environments is not None and isinstance(identifier, str) and identifier and identifier not in environments:

@@ -19,7 +19,7 @@ from opentinker.compose.runtime.metrics import start_exporter
 from opentinker.compose.runtime.secrets import read_secret
 from opentinker.compose.runtime.settings import Settings, SettingsError
 from opentinker.schemas.messages.placements import RefuseAgent
-from opentinker.schemas.messages.reports import AgentStarted, NodeCapacity
+from opentinker.schemas.messages.reports import AgentStarted, NodeCapacity, Taint
 from opentinker.schemas.records import Envelope
 from opentinker.trainer_agent import observability
 from opentinker.trainer_agent.bus import BrokerClock, BulkSender, Command, Commands, Reports
@@ -191,6 +191,7 @@ class _Agent:
             agent_version=metadata.version("opentinker"),
             capacity=self._capacity,
             labels=own.labels,
+            taints=tuple(Taint(key=key, value=value) for key, value in sorted(own.taints.items())),
             address=own.advertise_address,
             port_low=self._ports[0],
             port_high=self._ports[1],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 
 import psutil
 from opentinker.compose.runtime.settings import AgentSettings, SettingsError
 from opentinker.schemas.messages.reports import Device, NodeCapacity
 from opentinker.schemas.quantities import memory_bytes
 
-__all__ = ["capacity_of", "port_range"]
+__all__ = ["capacity_of", "port_range", "type_name"]
 
 
 def capacity_of(settings: AgentSettings) -> NodeCapacity:
@@ -19,12 +20,13 @@ def capacity_of(settings: AgentSettings) -> NodeCapacity:
         memory = memory_bytes(settings.memory) if settings.memory else int(psutil.virtual_memory().total)
     except ValueError as error:
         raise SettingsError(f"OPENTINKER_AGENT__MEMORY {error}") from None
-    devices = tuple(Device(index=index, simulated=True) for index in range(settings.simulated_gpus)) or _devices()
+    simulated = tuple(Device(index=index, kind=settings.gpu_type or "gpu", simulated=True) for index in range(settings.simulated_gpus))
+    devices = simulated or _devices(settings.gpu_type)
     return NodeCapacity(cpu_millis=round(cpu * 1000), memory_bytes=memory, devices=devices)
 
 
-def _devices() -> tuple[Device, ...]:
-    """The NVIDIA devices of this machine; none where there is no driver."""
+def _devices(gpu_type: str) -> tuple[Device, ...]:
+    """The NVIDIA devices of this machine; none where there is no driver. `gpu_type`: what they are called here; empty: as the driver calls them."""
     try:
         import pynvml
 
@@ -33,9 +35,22 @@ def _devices() -> tuple[Device, ...]:
         return ()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(Device(index=index, memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)) for index, handle in enumerate(handles))
+        return tuple(
+            Device(
+                index=index,
+                kind=gpu_type or type_name(pynvml.nvmlDeviceGetName(handle)),
+                memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+            )
+            for index, handle in enumerate(handles)
+        )
     finally:
         pynvml.nvmlShutdown()
+
+
+def type_name(name: str | bytes) -> str:
+    """A driver's name as people write it in manifests: `NVIDIA A100-SXM4-80GB` → `nvidia-a100-sxm4-80gb`."""
+    text = name.decode(errors="replace") if isinstance(name, bytes) else name
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:64] or "gpu"
 
 
 def port_range(text: str) -> tuple[int, int]:

@@ -5,13 +5,14 @@ StackError
 ├── PortTaken           a port that was asked for by number belongs to somebody else, or is none
 ├── ArtifactMismatch    a downloaded jar is not the one that was recorded
 ├── ArtifactUnavailable a jar could not be fetched
+├── UnknownProgram      the stack has no program of that name
 ├── HomeUnusable        $OPENTINKER_HOME cannot hold the stack (permissions, or it is no home of ours)
 └── StackBusy           another up or down works on the same home
 """
 
 from __future__ import annotations
 
-__all__ = ["ArtifactMismatch", "ArtifactUnavailable", "HomeUnusable", "PartFailed", "PortTaken", "StackBusy", "StackError"]
+__all__ = ["ArtifactMismatch", "ArtifactUnavailable", "HomeUnusable", "PartFailed", "PortTaken", "StackBusy", "StackError", "UnknownProgram"]
 
 
 class StackError(Exception):
@@ -43,6 +44,12 @@ class ArtifactMismatch(StackError):
 
 class ArtifactUnavailable(StackError):
     """A jar could not be fetched from the repository."""
+
+
+class UnknownProgram(StackError):
+    """No program of the stack has that name."""
+
+    exit_code = 3
 
 
 class HomeUnusable(StackError):

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import FrameType
 
-from opentinker.compose.local.errors import PartFailed, StackError
+from opentinker.compose.local.errors import PartFailed, StackError, UnknownProgram
 from opentinker.compose.local.home import Home
 from opentinker.compose.local.layout import Layout, UpOptions, choose_layout, prepare_programs, settings_of
 from opentinker.compose.local.processes import Recorded, end_processes, find_marked, is_alive, listens, port_holder, read_records
@@ -90,7 +90,7 @@ def restart(home: Home, name: str) -> None:
         raise StackError("the stack is not running; `opentinker up` starts it")
     known = sorted(supervisor.states())
     if name not in known:
-        raise StackError(f"no program {name!r}; there are {', '.join(known)}")
+        raise UnknownProgram(f"no program {name!r}; there are {', '.join(known)}")
     supervisor.stop_programs([name], _STOP_STAGE_S)
     supervisor.start_program(name)
 

@@ -29,6 +29,7 @@ __all__ = ["ProgramStatus", "StackStatus", "read_status"]
 _RESTARTS_WINDOW_S = 600.0
 _RESTARTING_MIN = 3  # ends within the window, the last a moment ago: it does not come to stand
 _SETTLED_S = 30.0
+_BEGAN = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ \w+ supervisord started")
 _EXIT = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \w+ exited: (\S+) \((?!exit status 0; expected)")
 _LOG_TAIL = 256 * 1024
 _LOG_END, _LAST_LINES = 32 * 1024, 15
@@ -123,7 +124,7 @@ async def _unready(pids: Mapping[str, int], ports: Mapping[str, int], settings: 
 
 
 def _ends(home: Home) -> Counter[str]:
-    """How often each program ended by itself in the last ten minutes, by supervisord's log."""
+    """How often each program ended by itself since supervisord began, in the last ten minutes at most, by its log."""
     found: Counter[str] = Counter()
     try:
         with (home.logs / "supervisord.log").open("rb") as file:
@@ -132,6 +133,8 @@ def _ends(home: Home) -> Counter[str]:
     except OSError:
         return found
     for line in lines:
+        if _BEGAN.match(line):
+            found.clear()  # what ended before is another stack's life
         match = _EXIT.match(line)
         if match and time.time() - datetime.fromisoformat(match[1]).timestamp() < _RESTARTS_WINDOW_S:
             found[match[2]] += 1

@@ -117,6 +117,8 @@ class AgentSettings(_Group):
     node: str = ""  # default: the host name
     pool: str = "default"
     labels: dict[str, str] = Field(default_factory=dict)
+    taints: dict[str, str] = Field(default_factory=dict)  # key → value, which may be empty: only jobs that tolerate them come here
+    gpu_type: str = ""  # what jobs ask for as resources.gpuType; empty: what the driver says
     advertise_address: str = "127.0.0.1"
     ports: str = "29500-29599"  # rendezvous ports this node lends to gangs
     metrics_port: int = Field(0, ge=0, le=65535)

@@ -20,7 +20,7 @@ from opentinker.schemas.quantities import duration_s
 from opentinker.schemas.records import InputRecord, iso_time
 from opentinker.schemas.topics import dead_letter_topic, topic_table
 
-from ..core.letters import Letter, hex_dump, readable_text, why_not_again
+from ..core.letters import Letter, hex_dump, readable_text, why_it_may_come_back, why_not_again
 from .connect import configured
 from .output import format_option, print_data, print_table, safe
 from .reading import read_through, topic_reader
@@ -128,6 +128,8 @@ def replay(topic: str, offsets: tuple[int, ...], everything: bool, text: str | N
             click.confirm("Send them?", abort=True, err=True)
     elif chosen.refused:
         raise click.UsageError(f"{name} offset {offsets[0]}: {chosen.refused[0][1]}")
+    for offset, doubt in chosen.doubtful if not (everything or len(offsets) > 1) else ():
+        click.echo(f"offset {offset}: {safe(doubt)}", err=True)
     click.echo(asyncio.run(_replay(settings, name, chosen.offsets, mended)))
     if chosen.refused and not everything:
         raise click.ClickException(f"{len(chosen.refused)} of {len(offsets)} were not sent")
@@ -234,12 +236,14 @@ class _Chosen:
 
     offsets: tuple[int, ...]
     refused: tuple[tuple[int, str], ...]
+    doubtful: tuple[tuple[int, str], ...]  # that are sent and may come back; the first few
     left: int = 0  # beyond what one command takes
 
 
 async def _choose(settings: KafkaSettings, name: str, offsets: Sequence[int], text: str | None, mended: bool) -> _Chosen:
     async with topic_reader(settings, name) as (reader, (place, *_)):
         good: list[int] = []
+        doubtful: list[tuple[int, str]] = []
         refused: list[tuple[int, str]] = []
         left = 0
 
@@ -250,6 +254,8 @@ async def _choose(settings: KafkaSettings, name: str, offsets: Sequence[int], te
                 left += 1
             elif reason is None:
                 good.append(letter.record.offset)
+                if not mended and len(doubtful) < _NAMED_MAX and (doubt := why_it_may_come_back(letter)) is not None:
+                    doubtful.append((letter.record.offset, doubt))
             else:
                 refused.append((letter.record.offset, reason))
 
@@ -261,7 +267,7 @@ async def _choose(settings: KafkaSettings, name: str, offsets: Sequence[int], te
             async for record in read_through(reader, place, first, end):
                 if text is None or Letter(record).mentions(text):
                     judge(Letter(record))
-        return _Chosen(offsets=tuple(good), refused=tuple(refused), left=left)
+        return _Chosen(offsets=tuple(good), refused=tuple(refused), doubtful=tuple(doubtful), left=left)
 
 
 def _say_chosen(name: str, chosen: _Chosen) -> None:
@@ -270,6 +276,8 @@ def _say_chosen(name: str, chosen: _Chosen) -> None:
         click.echo(f"  not offset {offset}: {safe(reason)}", err=True)
     if len(chosen.refused) > _NAMED_MAX:
         click.echo(f"  … and {len(chosen.refused) - _NAMED_MAX:,} more that cannot be sent", err=True)
+    for offset, doubt in chosen.doubtful:
+        click.echo(f"  offset {offset}: {safe(doubt)}", err=True)
     if chosen.left:
         click.echo(f"  {chosen.left:,} more are left to the next command", err=True)
 

@@ -14,6 +14,7 @@ from opentinker.schemas.errors import nearest, shorten
 from ..client import JobFailedError, JobView, WaitTimeoutError
 from ..client.errors import NotFoundError
 from .connect import gateway
+from .models import get_models
 from .output import age, format_option, print_data, print_table, safe
 from .watching import watch_job
 
@@ -110,7 +111,10 @@ def _raise_unless_completed(view: JobView) -> None:
     help="Form; manifest is what submit takes.",
 )
 def get(kind: str, name: str | None, namespace: str, all_namespaces: bool, phase: str | None, output: str) -> None:
-    """List jobs, nodes, models or algorithms, or show one by NAME (a job also by uid, or the first eight characters of it)."""
+    """List jobs, nodes, models or algorithms, or show one by NAME (a job also by uid, or the first eight characters of it).
+
+    A model is NAME, which lists its versions, or NAME:VERSION, which lists its files with an address for each.
+    """
     if name is None and not kind.endswith("s"):
         raise click.UsageError(f"name the {kind}, or list them with: opentinker get {kind}s")
     if output == "manifest" and (kind not in ("job", "jobs") or name is None):
@@ -124,9 +128,7 @@ def get(kind: str, name: str | None, namespace: str, all_namespaces: bool, phase
         elif kind in ("node", "nodes"):
             _print_nodes(_named(client.nodes(), "node", name, "node"), output)
         elif kind in ("model", "models"):
-            rows = _named(client.models(namespace), "name", name, f"model in namespace {namespace}")
-            fields = ("namespace", "name", "latestVersion", "createdAt")
-            _print_rows(rows, fields, output, "no models yet: a job that completes registers one")
+            get_models(client, name, namespace, output)
         else:
             _print_rows(_named(client.algorithms(), "name", name, "algorithm"), ("name", "description"), output, "no algorithms")
 
@@ -325,4 +327,5 @@ def cancel(job: str, namespace: str, reason: str) -> None:
     """Cancel a job. A running one saves a checkpoint first."""
     with gateway() as client:
         view = client.cancel(job, namespace, reason)
-    click.echo(f"job {view.metadata.namespace}/{view.metadata.name}: cancel accepted, now {view.status.phase}")
+    until = "" if view.status.terminal else f"; it is {view.status.phase} until the scheduler and its node have seen to it"
+    click.echo(f"job {view.metadata.namespace}/{view.metadata.name}: cancel accepted{until}")

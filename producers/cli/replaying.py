@@ -41,7 +41,8 @@ _QUIET_S = 2.0
 def replay_command(partition: int | None, start: int | None, end: int | None, save: Path | None, file: Path | None) -> None:
     """Fold recorded inputs with this version's scheduler core and compare with what was decided then.
 
-    Exit 0: identical. Exit 1: not; the first difference is shown. A journal reaches two days back, a log in a file as long as the file is kept.
+    Exit 0: identical. Exit 1: not; the first difference is shown. Without --from it begins where the newest sweep of the state did, so that it covers
+    what was decided lately; --partition and --from go further back. A journal reaches two days back, a log in a file as long as the file is kept.
     """
     if file is not None:
         if any(given is not None for given in (partition, start, end, save)):
@@ -67,6 +68,8 @@ class _Progress:
     replay: Replay
     versions: set[int] = field(default_factory=set)
     shown: float = field(default_factory=time.monotonic)
+    first: int | None = None  # offsets in the journal
+    last: int = 0
 
     @property
     def over(self) -> bool:
@@ -78,6 +81,8 @@ class _Progress:
             return
         if isinstance(entry, Recorded):
             self.versions.add(entry.core_version)
+            self.first = entry.offset if self.first is None else self.first
+            self.last = entry.offset
         outcome = self.replay.outcome
         if time.monotonic() - self.shown > _QUIET_S:
             self.shown = time.monotonic()
@@ -89,7 +94,8 @@ class _Progress:
         if others := sorted(self.versions - {CORE_VERSION}):
             said = ", ".join(map(str, others))
             click.echo(f"{self.what}: recorded by core version {said}, this is {CORE_VERSION}: other decisions are to be expected", err=True)
-        counts = f"{outcome.records:,} records, {outcome.inputs:,} inputs, {outcome.outputs:,} outputs"
+        where = "" if self.first is None else f"journal {self.first:,} to {self.last:,}, "
+        counts = f"{where}{outcome.records:,} records, {outcome.inputs:,} inputs, {outcome.outputs:,} outputs"
         if outcome.difference is None:
             click.echo(f"{self.what}: {counts}: identical, state {outcome.hash}")
         else:

@@ -99,6 +99,10 @@ class AsyncClient:
     async def models(self, namespace: str = "default") -> list[dict[str, Any]]:
         return _items(await self._send(calls.list_models(namespace)))
 
+    async def model_versions(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+        """The newest hundred versions of a model with their lineage, newest first."""
+        return _items(await self._send(calls.model_versions(name, namespace)))
+
     async def model_version(self, name: str, version: int, namespace: str = "default") -> dict[str, Any]:
         """A version with its lineage, metrics and files."""
         return await self._object(calls.model_version(name, version, namespace))

@@ -106,6 +106,10 @@ def list_models(namespace: str = "default") -> Call:
     return Call(method="GET", path="/v1/models", params={"namespace": check_name("namespace", namespace)})
 
 
+def model_versions(name: str, namespace: str = "default") -> Call:
+    return Call(method="GET", path=f"/v1/models/{check_name('namespace', namespace)}/{check_name('model', name)}")
+
+
 def model_version(name: str, version: int, namespace: str = "default") -> Call:
     return Call(method="GET", path=f"/v1/models/{check_name('namespace', namespace)}/{check_name('model', name)}/versions/{version}")
 

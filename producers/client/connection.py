@@ -43,7 +43,9 @@ def find_connection(url: str | None = None, api_key: str | None = None) -> Conne
             key = file.read_text(errors="replace").strip()
         except OSError:
             raise ConfigurationError(f"no API key: set OPENTINKER_API_KEY, or start the local stack, which writes {file}") from None
-    if not key or not key.isascii() or not key.isprintable():  # it becomes a header; it is never shown
+    if not key:
+        raise ConfigurationError("the API key is empty; set OPENTINKER_API_KEY to one, or unset it to use the local stack's")
+    if not key.isascii() or not key.isprintable():  # it becomes a header; it is never shown
         raise ConfigurationError(
             "the API key is not a line of printable ASCII; copy it anew into OPENTINKER_API_KEY, or unset that to use the local stack's"
         )

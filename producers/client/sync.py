@@ -82,6 +82,10 @@ class Client:
     def models(self, namespace: str = "default") -> list[dict[str, Any]]:
         return self._run(self._client.models(namespace))
 
+    def model_versions(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+        """The newest hundred versions of a model with their lineage, newest first."""
+        return self._run(self._client.model_versions(name, namespace))
+
     def model_version(self, name: str, version: int, namespace: str = "default") -> dict[str, Any]:
         """A version with its lineage, metrics and files."""
         return self._run(self._client.model_version(name, version, namespace))

@@ -129,7 +129,7 @@ def audit(records: Iterable[InputRecord], job_uid: str) -> History:
             continue
         message = envelope.message
         event = isinstance(message, JobEvent)
-        identity = ("event", str(message.revision)) if isinstance(message, JobEvent) else (record.topic, envelope.source, envelope.id)
+        identity = _identity(record, envelope)
         place = f"{record.topic}:{record.partition}:{record.offset}"
         order = (record.append_time_ms, AUDITED_TOPICS.index(record.topic), record.partition, record.offset)
         value = record.value or b""
@@ -150,6 +150,16 @@ def audit(records: Iterable[InputRecord], job_uid: str) -> History:
         for place in each.contradictions
     ]
     return History(entries=entries, warnings=(*contradictions, *_gaps(entries)))
+
+
+def _identity(record: InputRecord, envelope: Envelope[Message]) -> tuple[str, ...]:
+    """By what a record is known when it comes again. A command that is sent again, since nothing is heard of it, has an id of its own and the same number."""
+    match envelope.message:
+        case JobEvent() as event:
+            return "event", str(event.revision)
+        case StartAttempt() | StopAttempt() | ResumeAttempt() as command:
+            return "command", command.node, command.incarnation, str(command.command_seq)
+    return record.topic, envelope.source, envelope.id
 
 
 def _decoded(record: InputRecord) -> Envelope[Message] | None:
@@ -188,7 +198,7 @@ def _text(message: Message) -> str:
         case JobSubmitted():
             return f"submitted by {message.submitted_by}"
         case JobUnschedulable():
-            return f"{message.reason.value}{_colon(message.message)}"
+            return f"{message.reason}{_colon(message.message)}"
         case AttemptPlaced():
             nodes = ", ".join(f"{node} (rank {', '.join(map(str, ranks))})" for node, ranks in sorted(message.nodes.items()))
             return f"attempt {message.attempt_number}, epoch {message.lease_epoch}, on {nodes}; {message.scheduling_latency_ms} ms after it could be"

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from opentinker.schemas.errors import InvalidMessage
 from opentinker.schemas.messages import CancelJob, SubmitJob
-from opentinker.schemas.records import STALE_MS, UNREADABLE_HEADER, InputRecord, iso_time, millis_of
-from opentinker.schemas.topics import COMMANDS, REQUESTS, namespace_of_topic
+from opentinker.schemas.records import STALE_MS, UNREADABLE_HEADER, InputRecord, decode, iso_time, millis_of
+from opentinker.schemas.topics import COMMANDS, REQUESTS, accepted_types, namespace_of_topic
 
-__all__ = ["Letter", "hex_dump", "why_not_again"]
+__all__ = ["Letter", "hex_dump", "why_it_may_come_back", "why_not_again"]
 
 _DUMP_BYTES_MAX = 4096
 _TEXT_CHARACTERS_MAX = 65_536
@@ -129,6 +130,15 @@ def why_not_again(letter: Letter, now_ms: int, *, mended: bool) -> str | None:
             f"its ce_time {said} is more than 24 h ago, and would be refused as stale: its id may be forgotten by now, so that a copy could run a job twice. "
             "If the job is still wanted, submit its manifest anew: opentinker submit -f FILE"
         )
+    return None
+
+
+def why_it_may_come_back(letter: Letter) -> str | None:
+    """What this release cannot read in its bytes; who reads them may be of another release."""
+    try:
+        decode(tuple(letter.original_headers()), letter.original_value(), accepted_types(letter.topic))
+    except InvalidMessage as error:
+        return f"it may come back, since it still cannot be read: {error.errors[0].text()}; give mended bytes by --value-file"
     return None
 
 

@@ -25,12 +25,12 @@ def cluster_routes(context: GatewayContext) -> APIRouter:
     @router.get("/v1/nodes")
     async def nodes() -> Response:
         """Nodes with what they have and what is free."""
-        return await ask_replica(context, "/v1/nodes")
+        return JSONResponse(await ask_replica(context, "/v1/nodes"))
 
     @router.get("/v1/limits")
     async def limits() -> Response:
         """How many jobs of each namespace wait in each pool, and how many may."""
-        return await ask_replica(context, "/v1/limits")
+        return JSONResponse(await ask_replica(context, "/v1/limits"))
 
     @router.get("/v1/algorithms")
     async def algorithms() -> Response:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse, Response
 from opentinker.compose.runtime.http import ProblemError
 from opentinker.schemas.errors import FieldError, InvalidMessage, nearest
-from opentinker.schemas.messages import JobPhase, TrainingMetrics
+from opentinker.schemas.messages import JobPhase, JobStatus, TrainingMetrics
 
 from ..core.tail import Entry
 from ..core.views import iso, job_view
@@ -109,21 +109,38 @@ def job_routes(context: GatewayContext) -> APIRouter:
         """Why a job waits: what it needs, what is free, its position, what would unblock it."""
         status = await context.job(job, namespace)
         known = {"phase": status.phase.value, "reason": status.reason, "message": status.message}
-        return await ask_replica(context, f"/v1/explain/{status.job_uid}", known)
+        answer = await ask_replica(context, f"/v1/explain/{status.job_uid}", known, pool=status.pool)
+        return JSONResponse(explained(answer, status))
 
     return router
 
 
-async def ask_replica(context: GatewayContext, path: str, last_known: dict[str, str] | None = None) -> Response:
+def explained(answer: dict[str, Any], status: JobStatus) -> dict[str, Any]:
+    """The replica's answer, where it knows the job; else what its status says. With the scheduler's silence, if it is silent."""
+    if not answer.pop("known", True):
+        ended = status.message or f"ended as {status.phase.value}: {status.reason}"
+        answer = answer | {
+            "namespace": status.namespace,
+            "name": status.name,
+            "phase": status.phase.value,
+            "reason": status.reason,
+            "text": ended if status.phase.terminal else "accepted; the scheduler has not looked at it yet",
+        }
+    silent_s = answer.get("schedulerSilentS")
+    if silent_s is not None and not status.phase.terminal:
+        answer["text"] += f"; the scheduler has decided nothing for {silent_s} s: it is being replaced, or hangs (opentinker status)"
+    return answer
+
+
+async def ask_replica(context: GatewayContext, path: str, last_known: dict[str, str] | None = None, **params: str) -> dict[str, Any]:
     """What the scheduler's read replica answers. Raises ProblemError 503 if it does not, with what is known anyway."""
     url = context.settings.scheduler.replica_url
     try:
         headers = {"Authorization": f"Bearer {context.api_key}"}
-        answer = await context.http.get(url.rstrip("/") + path, headers=headers, timeout=NEIGHBOUR_TIMEOUT_S)
-        if answer.status_code == 404:
-            raise ProblemError(404, str(answer.json().get("detail", "the scheduler knows no such thing")), lastKnown=last_known)
+        answer = await context.http.get(url.rstrip("/") + path, headers=headers, params=params, timeout=NEIGHBOUR_TIMEOUT_S)
         if answer.status_code < 400:
-            return JSONResponse(answer.json())
+            found: dict[str, Any] = answer.json()
+            return found
         reason = f"answers {answer.status_code}"
     except (httpx.HTTPError, ValueError) as error:
         reason = f"does not answer ({type(error).__name__})"

@@ -144,7 +144,7 @@ export class JobList {
 }
 
 function newRow(open) {
-  const cells = COLUMNS.map(([, kind]) => make("td", { class: kind }));
+  const cells = COLUMNS.map(([name, kind]) => make("td", { class: kind, "data-label": say(name) }));
   const button = make("button", { type: "button" });
   const phase = make("span", { class: "phase" });
   const why = make("div", { class: "why" });

@@ -117,7 +117,7 @@ def stop_attempt(effects: Effects, attempt: Attempt, reason: StopCause, message:
     for part in attempt.parts:
         if part.phase not in PART_OVER and part.stop_seq == 0:
             seq = next_command(effects, part.node)
-            attempt = change_part(effects, attempt, part, stop_seq=seq, sent_at=effects.now)
+            attempt = change_part(effects, attempt, part, stop_seq=seq, sent_at=effects.now, sent_again=0)
             told = next(other for other in attempt.parts if other.node == part.node)
             effects.stop_command(job, attempt, told)
     return attempt

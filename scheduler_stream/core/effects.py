@@ -90,7 +90,7 @@ class Effects:
         message = placements.StartAttempt(
             **self._command(job, attempt, part, part.start_seq),
             replicas=tuple(placements.ReplicaAssignment(rank=rank, devices=devices) for rank, devices in zip(part.ranks, part.devices, strict=True)),
-            world_size=needs.replicas,
+            world_size=attempt.size,
             cpu_millis=needs.cpu_millis,
             memory_bytes=needs.memory_bytes,
             rendezvous=placements.Rendezvous(address=attempt.address, port=attempt.port),

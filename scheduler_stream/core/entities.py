@@ -153,6 +153,7 @@ class Part:
     stop_seq: int = 0  # command_seq of StopAttempt; 0: not told to stop
     resume_seq: int = 0
     sent_at: int = 0  # pool time of the newest command
+    sent_again: int = 0  # how often it was repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +185,11 @@ class Attempt:
     result: Result | None = None
     training: Training = Training()
 
+    @property
+    def size(self) -> int:
+        """Replicas of the gang as it was placed."""
+        return sum(len(part.ranks) for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSlot:
@@ -205,6 +211,7 @@ class Allocation:
     port: int = 0  # rank 0's rendezvous
     unknown: bool = False  # reported by the agent, never placed by this state: its size is not known, nothing is placed beside it
     stop_sent_at: int = 0  # pool time, once the attempt is not live any more
+    stop_sent_again: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,21 @@ Answers go out over HTTP as they are, so their keys are camelCase.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 from opentinker.schemas.quantities import format_bytes, format_cpu, format_duration
 
 from .entities import Job, Node
-from .fit import find_plan, slots
+from .fit import find_plan, room_for
 from .policy import QUEUED_MAX
 from .queueing import describe_requirement, queued_max
 from .state import State
 
 __all__ = ["explain_job", "list_limits", "list_nodes", "usual_limits"]
+
+_NAMED_MAX = 5  # nodes in a sentence
 
 
 def explain_job(state: State, job_uid: str) -> dict[str, Any] | None:
@@ -68,17 +71,48 @@ def _pending(state: State, job: Job) -> dict[str, Any]:
         }
     known = {
         UnschedulableReason.NO_NODES: f"pool {job.pool} has no live node; start an agent with OPENTINKER_AGENT__POOL={job.pool}",
+        UnschedulableReason.NO_MATCHING_NODES: f"of {free['nodes']} nodes of pool {job.pool} {_unmatched(state, job)}",
         UnschedulableReason.TOO_LARGE: f"pool {job.pool} has {_capacity(state, job.pool)} in all, on {free['nodes']} nodes; ask for less or add nodes",
+        UnschedulableReason.NODES_AWAY: f"it would fit pool {job.pool} if these were there: {_away(state, job.pool)}",
         UnschedulableReason.CORDONED: f"it would fit pool {job.pool}, but {free['cordoned']} of its {free['nodes']} nodes are cordoned",
     }
     text = known.get(plan, "")
     if not text:
-        fit = sum(slots(state.free[node.name], job.needs) for node in state.present_nodes(job.pool) if node.open)
+        fit = room_for(state, job.pool, job.needs)
         text = (
             f"pool {job.pool} has {free['gpus']} free GPUs, {format_cpu(free['cpuMillis'])} and {format_bytes(free['memoryBytes'])} free"
-            f" on {free['nodes']} nodes, room for {fit} of its {job.needs.replicas} replicas"
+            f" on {free['nodes']} nodes, room for {fit} of its {job.needs.replicas} replicas{_short_of(state, job)}"
         )
     return {"reason": plan.value, "text": f"{needs}; {text}", "position": ahead + 1, "free": free}
+
+
+def _unmatched(state: State, job: Job) -> str:
+    """How many nodes lack which label, how many have which taint that is not tolerated."""
+    nodes = state.present_nodes(job.pool)
+    lacking = [(key, values, sum(node.labels.get(key) not in values for node in nodes)) for key, values in job.needs.selector]
+    found = [f"{count} lack {key}={'|'.join(values)}" for key, values, count in lacking if count]
+    taints = Counter(taint for node in nodes for taint in node.taints if not any(each.covers(taint) for each in job.needs.tolerations))
+    found += [f"{count} have taint {taint.key}{f'={taint.value}' if taint.value else ''}" for taint, count in sorted(taints.items())]
+    return ", ".join(found[:_NAMED_MAX]) or "none is left"
+
+
+def _away(state: State, pool: str) -> str:
+    away = [node for name in sorted(state.pools[pool]) if not (node := state.nodes[name]).present]
+    named = ", ".join(f"{node.name} ({_node_state(node)})" for node in away[:_NAMED_MAX])
+    return named + (f" and {len(away) - _NAMED_MAX} others" if len(away) > _NAMED_MAX else "")
+
+
+def _short_of(state: State, job: Job) -> str:
+    """Nodes that have some of what a replica needs and lack the rest: `; node-1 has a free GPU but 0 CPU`."""
+    needs, found = job.needs, []
+    for node in sorted(state.present_nodes(job.pool), key=lambda node: node.name):
+        free = state.free[node.name]
+        lacks = ([format_cpu(max(0, free.cpu_millis))] if free.cpu_millis < needs.cpu_millis else []) + (
+            [f"{format_bytes(max(0, free.memory_bytes))} of memory"] if free.memory_bytes < needs.memory_bytes else []
+        )
+        if node.open and needs.gpus and len(free.devices) >= needs.gpus and lacks:
+            found.append(f"{node.name} has {len(free.devices)} free GPU but {' and '.join(lacks)} left")
+    return "".join(f"; {text}" for text in found[:_NAMED_MAX])
 
 
 def _free(state: State, pool: str) -> dict[str, int]:
@@ -142,6 +176,7 @@ def _node(state: State, node: Node) -> dict[str, Any]:
         "state": _node_state(node),
         "address": node.address,
         "labels": node.labels,
+        "taints": [{"key": taint.key, "value": taint.value} for taint in node.taints],
         "cpuMillis": node.cpu_millis,
         "memoryBytes": node.memory_bytes,
         "freeCpuMillis": free.cpu_millis,

@@ -16,7 +16,7 @@ from .entities import Requirement
 from .room import Likeness, Room, slots
 from .state import State
 
-__all__ = ["TOPOLOGY_LABELS", "Plan", "Share", "find_plan", "unschedulable_reason"]
+__all__ = ["TOPOLOGY_LABELS", "Plan", "Share", "admits", "find_plan", "room_for", "unschedulable_reason"]
 
 TOPOLOGY_LABELS = ("nvlink", "rack", "zone")  # labels that name a domain, the narrowest first
 
@@ -53,7 +53,7 @@ class _Kind:
 
 def find_plan(state: State, pool: str, needs: Requirement) -> Plan | UnschedulableReason:
     """The gang's places, or the primary reason why it has none."""
-    room = state.room(pool)
+    room = state.rooms(pool).free
     chosen = _choose(room, sorted(_kinds(room, needs)), needs)
     if chosen is None:
         return unschedulable_reason(state, pool, needs)
@@ -64,6 +64,11 @@ def _kinds(room: Room, needs: Requirement) -> Iterable[_Kind]:
     for likeness, count in room.groups():
         if admits(likeness, needs) and (each := slots(likeness, needs)) > 0:
             yield _Kind(each, likeness, count)
+
+
+def room_for(state: State, pool: str, needs: Requirement) -> int:
+    """How many replicas would fit now, at most as many as are wanted."""
+    return min(needs.replicas, _total(_kinds(state.rooms(pool).free, needs)))
 
 
 def admits(likeness: Likeness, needs: Requirement) -> bool:
@@ -195,15 +200,18 @@ def _devices(state: State, name: str, count: int, needs: Requirement) -> tuple[t
 
 def unschedulable_reason(state: State, pool: str, needs: Requirement) -> UnschedulableReason:
     """Why a gang that does not fit now does not fit: the first cause that holds, in the order of the enum."""
-    present, open_ = state.whole_room(pool)
-    if not len(present):
+    rooms = state.rooms(pool)
+    if not len(rooms.present):
         return UnschedulableReason.NO_NODES
-    if not any(admits(likeness, needs) for likeness, _ in present.groups()):
+    if not any(admits(likeness, needs) for likeness, _ in rooms.known.groups()):
         return UnschedulableReason.NO_MATCHING_NODES
-    if not _holds(present, needs):
-        return UnschedulableReason.TOO_LARGE
-    if not _holds(open_, needs):
-        return UnschedulableReason.CORDONED
+    for room, reason in (
+        (rooms.known, UnschedulableReason.TOO_LARGE),
+        (rooms.present, UnschedulableReason.NODES_AWAY),
+        (rooms.open, UnschedulableReason.CORDONED),
+    ):
+        if not _holds(room, needs):
+            return reason
     return UnschedulableReason.INSUFFICIENT_CAPACITY
 
 

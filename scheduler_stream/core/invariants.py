@@ -87,7 +87,7 @@ def _job(state: State, job: Job) -> list[str]:
         found.append(f"job {job.uid} is {job.phase} with pending reason {job.unschedulable}")
     if attempt is not None:
         ranks = sorted(rank for part in attempt.parts for rank in part.ranks)
-        if ranks != list(range(job.needs.replicas)):
+        if ranks != list(range(len(ranks))) or not job.needs.at_least <= len(ranks) <= job.needs.replicas:
             found.append(f"job {job.uid}: gang placed in part, ranks {ranks}")
         if any(len(devices) != job.needs.gpus for part in attempt.parts for devices in part.devices):
             found.append(f"job {job.uid}: a replica has the wrong number of devices")

@@ -19,9 +19,9 @@ from .admission import is_refused, tell_refused
 from .attempts import change_part, free_allocation, lose_part, next_command, settle, stop_attempt, train
 from .brake import may_evict, may_stop_unknown, node_returned
 from .effects import Effects
-from .entities import Allocation, Attempt, AttemptKey, DeviceSlot, Node, NodeLease, Part, Result, Training, attempt_key
+from .entities import Allocation, Attempt, AttemptKey, DeviceSlot, Node, NodeLease, Part, Result, Taint, Training, attempt_key
 from .lifecycle import PART_OVER, JobMove, PartMove, PartPhase, StopCause
-from .policy import COMMAND_RESEND_MS, COMMAND_SEQ_ADOPTED_MAX, ENDED_KEPT_MAX, FIGURE_MAX
+from .policy import COMMAND_RESEND_MAX_MS, COMMAND_RESEND_MS, COMMAND_SEQ_ADOPTED_MAX, ENDED_KEPT_MAX, FIGURE_MAX
 
 __all__ = ["agent_started", "attempt_ended", "cordon", "expire_lease", "heartbeat"]
 
@@ -52,6 +52,7 @@ def agent_started(effects: Effects, report: reports.AgentStarted) -> None:
         memory_bytes=report.capacity.memory_bytes,
         devices=_devices(report.capacity),
         labels=report.labels,
+        taints=tuple(sorted(Taint(taint.key, taint.value) for taint in report.taints)),
         address=report.address,
         port_low=report.port_low,
         port_high=report.port_high,
@@ -170,7 +171,7 @@ def _follow(effects: Effects, attempt: Attempt, part: Part, item: reports.Attemp
     elif item.phase is AttemptPhase.RUNNING:
         move = PartMove.RUN if part.phase is not PartPhase.RUNNING else None
         if move or part.replicas_running != item.replicas_running:
-            attempt = change_part(effects, attempt, part, move, replicas_running=item.replicas_running)
+            attempt = change_part(effects, attempt, part, move, replicas_running=item.replicas_running, resume_seq=0)
     if 0 in part.ranks:
         attempt = train(effects, attempt, _training(item))
     job = effects.state.jobs[attempt.job_uid]
@@ -185,9 +186,10 @@ def _resume(effects: Effects, attempt: Attempt, node_name: str, heartbeat_sequen
     """The lease still holds, or the part would be lost: a paused part may go on. Told again while it stays paused."""
     part = _part_of(attempt, node_name)
     assert part is not None
-    if attempt.stop is not None or (part.resume_seq and effects.now - part.sent_at < COMMAND_RESEND_MS):
+    if attempt.stop is not None or (part.resume_seq and effects.now - part.sent_at < _resend_ms(part.sent_again)):
         return
-    attempt = change_part(effects, attempt, part, resume_seq=next_command(effects, node_name), sent_at=effects.now)
+    again = part.sent_again + 1 if part.resume_seq else 0
+    attempt = change_part(effects, attempt, part, resume_seq=next_command(effects, node_name), sent_at=effects.now, sent_again=again)
     told = _part_of(attempt, node_name)
     assert told is not None
     effects.resume_command(effects.state.jobs[attempt.job_uid], attempt, told, heartbeat_sequence)
@@ -197,10 +199,10 @@ def _stop_unknown(effects: Effects, node_name: str, item: reports.AttemptProgres
     """Stop what is not live, and hold its place on the node until it is gone. Told again every few seconds."""
     node = effects.state.nodes[node_name]
     held = next((a for a in node.allocations if attempt_key(a) == attempt_key(item)), None)
-    if held is not None and held.stop_sent_at and effects.now - held.stop_sent_at < COMMAND_RESEND_MS:
+    if held is not None and held.stop_sent_at and effects.now - held.stop_sent_at < _resend_ms(held.stop_sent_again):
         return
-    told = may_stop_unknown(effects, node.pool, item.job_uid) if held is None or held.unknown else True
-    if not told:
+    allowed = may_stop_unknown(effects, node.pool, item.job_uid) if held is None or held.unknown else True
+    if not allowed:
         if held is None:
             effects.state.put(replace(node, allocations=(*node.allocations, _unknown(item))))
         return
@@ -209,7 +211,8 @@ def _stop_unknown(effects: Effects, node_name: str, item: reports.AttemptProgres
     if held is None:
         held = _unknown(item)
     others = tuple(a for a in node.allocations if attempt_key(a) != attempt_key(item))
-    effects.state.put(replace(node, allocations=(*others, replace(held, stop_sent_at=max(1, effects.now)))))
+    told = replace(held, stop_sent_at=max(1, effects.now), stop_sent_again=held.stop_sent_again + 1 if held.stop_sent_at else 0)
+    effects.state.put(replace(node, allocations=(*others, told)))
     effects.stop_unknown(node.name, node.incarnation, seq, item.job_uid, item.attempt_number, item.lease_epoch)
 
 
@@ -242,11 +245,17 @@ def _judge_missing(effects: Effects, node_name: str, report: reports.Heartbeat, 
             free_allocation(effects, effects.state.nodes[node_name], attempt_key(held))
 
 
+def _resend_ms(times: int) -> int:
+    """How long a command that was repeated so often waits for its effect. Heartbeats that queued up speak of a time before any of it."""
+    wait: int = min(COMMAND_RESEND_MS * 2 ** min(times, 10), COMMAND_RESEND_MAX_MS)
+    return wait
+
+
 def _send_again(effects: Effects, attempt: Attempt, part: Part, applied: int) -> None:
     """Publish commands that the agent has not applied, as new outputs with the numbers they had."""
-    if effects.now - part.sent_at < COMMAND_RESEND_MS:
+    if effects.now - part.sent_at < _resend_ms(part.sent_again):
         return
-    attempt = change_part(effects, attempt, part, sent_at=effects.now)
+    attempt = change_part(effects, attempt, part, sent_at=effects.now, sent_again=part.sent_again + 1)
     job, again = effects.state.jobs[attempt.job_uid], _part_of(attempt, part.node)
     assert again is not None
     if again.start_seq > applied:

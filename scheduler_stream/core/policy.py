@@ -17,6 +17,7 @@ __all__ = [
     "BRAKE_WINDOW_MS",
     "CLOCK_STEP_MAX_MS",
     "COMMANDS_PER_STEP_MAX",
+    "COMMAND_RESEND_MAX_MS",
     "COMMAND_RESEND_MS",
     "COMMAND_SEQ_ADOPTED_MAX",
     "COMMAND_VALID_MS",
@@ -36,7 +37,8 @@ CORE_VERSION: Final = 3
 
 CLOCK_STEP_MAX_MS: Final = 2_000  # one input moves the clock at most this far: an outage of the broker expires nothing
 COMMAND_VALID_MS: Final = 60_000  # an agent ignores a placement older than this; the scheduler sends it again
-COMMAND_RESEND_MS: Final = 4_000  # two heartbeats without the command applied
+COMMAND_RESEND_MS: Final = 4_000  # two heartbeats without the command applied; doubled each time
+COMMAND_RESEND_MAX_MS: Final = 64_000  # so that heartbeats which queued up while the scheduler stood still do not repeat it each time
 COMMAND_SEQ_ADOPTED_MAX: Final = 2**52  # what an agent may say it has applied; messages hold numbers below 2**53
 NAME_ALERT_MS: Final = 600_000  # between two alerts about one node's name, while a second agent keeps asking for it
 START_TIMEOUT_MS: Final = 180_000  # placement → every replica running; importing torch on a cold disk takes up to a minute

@@ -18,7 +18,7 @@ from opentinker.schemas.quantities import duration_s, format_bytes, format_cpu
 
 from .attempts import finish_job, place, stop_attempt
 from .effects import Effects
-from .entities import Job, NamespaceLimits, Requirement
+from .entities import Job, NamespaceLimits, Requirement, Toleration
 from .fit import find_plan
 from .lifecycle import JobMove, StopCause
 from .policy import COMMANDS_PER_STEP_MAX, FITS_PER_STEP_MAX, QUEUED_MAX, REASONS_PER_STEP_MAX
@@ -86,7 +86,6 @@ def set_limits(effects: Effects, command: admin.SetNamespaceLimits) -> None:
 
 def _job_of(effects: Effects, command: commands.SubmitJob, order: int, traceparent: str) -> Job:
     spec: JobSpec = command.spec
-    resources = spec.resources
     return Job(
         uid=command.job_uid,
         namespace=command.namespace,
@@ -100,12 +99,29 @@ def _job_of(effects: Effects, command: commands.SubmitJob, order: int, tracepare
         model=spec.output.model or command.name,
         seed=spec.seed if spec.seed is not None else drawn_seed(command.job_uid),
         order=order,
-        needs=Requirement(replicas=spec.replicas, cpu_millis=resources.cpu_millis, memory_bytes=resources.memory_bytes, gpus=resources.gpu),
+        needs=requirement_of(spec),
         max_runtime_ms=duration_s(spec.max_runtime) * 1000,
         retries_infrastructure=spec.retry.infrastructure,
         retries_user_error=spec.retry.user_error,
         submitted_ms=effects.broker_ms,
         placeable_ms=effects.broker_ms,
+    )
+
+
+def requirement_of(spec: JobSpec) -> Requirement:
+    """What decides where a gang fits, and nothing else of its spec."""
+    resources = spec.resources
+    return Requirement(
+        replicas=spec.replicas,
+        replicas_min=spec.min_replicas or 0,
+        cpu_millis=resources.cpu_millis,
+        memory_bytes=resources.memory_bytes,
+        gpus=resources.gpu,
+        gpu_types=resources.gpu_types,
+        selector=tuple(sorted((key, values) for key, values in spec.selected_labels.items())),
+        tolerations=tuple(sorted({Toleration(each.key, each.value) for each in spec.tolerations}, key=lambda each: (each.key, each.value or ""))),
+        same=spec.topology.same or "",
+        spread=spec.topology.spread,
     )
 
 
@@ -210,7 +226,9 @@ def _tell_reason(effects: Effects, job_uid: str, reason: UnschedulableReason) ->
 
 _REASON_TEXTS = {
     UnschedulableReason.NO_NODES: "pool {pool} has no live node",
+    UnschedulableReason.NO_MATCHING_NODES: "no node of pool {pool} has the labels that spec.nodeSelector asks for, or all have taints that spec.tolerations does not name",
     UnschedulableReason.TOO_LARGE: "more than pool {pool} has in all; ask for less or add nodes",
+    UnschedulableReason.NODES_AWAY: "would fit pool {pool}, but nodes of it are being stopped or are lost",
     UnschedulableReason.CORDONED: "would fit pool {pool}, but too many of its nodes are cordoned",
     UnschedulableReason.INSUFFICIENT_CAPACITY: "waits until others in pool {pool} release enough",
 }
@@ -218,5 +236,8 @@ _REASON_TEXTS = {
 
 def describe_requirement(needs: Requirement) -> str:
     """`4 × (1 GPU, 2 CPU, 4 GiB)`."""
-    parts = ([f"{needs.gpus} GPU"] if needs.gpus else []) + [format_cpu(needs.cpu_millis), format_bytes(needs.memory_bytes)]
-    return f"{needs.replicas} × ({', '.join(parts)})"
+    gpu_types = f" {' or '.join(needs.gpu_types)}" if needs.gpu_types else ""
+    parts = ([f"{needs.gpus} GPU{gpu_types}"] if needs.gpus else []) + [format_cpu(needs.cpu_millis), format_bytes(needs.memory_bytes)]
+    count = f"{needs.replicas_min} to {needs.replicas}" if needs.at_least < needs.replicas else str(needs.replicas)
+    conditions = [f"{key}={'|'.join(values)}" for key, values in needs.selector] + ([f"on nodes of one {needs.same}"] if needs.same else [])
+    return f"{count} × ({', '.join(parts)})" + "".join(f", {each}" for each in conditions)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .entities import Requirement, Taint
 
-__all__ = ["Likeness", "Room", "slots"]
+__all__ = ["Likeness", "Room", "Rooms", "slots"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -99,3 +99,22 @@ class Room:
     def lowest(self, likeness: Likeness, count: int = 1) -> list[str]:
         """The first `count` names of those that are like that."""
         return self._groups[likeness].lowest(count)
+
+
+class Rooms:
+    """Of one pool. `free`: what may be given now, of nodes that are open, hold nothing that is unknown, and have a port. The others hold whole nodes, as if
+    nobody held anything: `open` those that may be used, `present` cordoned ones too, `known` those that are away as well."""
+
+    __slots__ = ("free", "known", "open", "present")
+
+    def __init__(self) -> None:
+        self.free, self.open, self.present, self.known = Room(), Room(), Room(), Room()
+
+    def put(
+        self, name: str, free: Likeness | None = None, open: Likeness | None = None, present: Likeness | None = None, known: Likeness | None = None
+    ) -> None:
+        """What the node is in each of them now; None: it is in none."""
+        self.free.put(name, free)
+        self.open.put(name, open)
+        self.present.put(name, present)
+        self.known.put(name, known)

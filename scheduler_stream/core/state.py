@@ -18,7 +18,7 @@ import orjson
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 
 from .entities import KINDS, Attempt, Brake, Clock, Entity, Job, NamespaceLimits, Node, NodeLease, Requirement
-from .room import Likeness, Room
+from .room import Likeness, Rooms
 
 __all__ = ["Change", "Free", "Key", "Queue", "State", "entity_id", "entity_kind", "hash_of", "limits_id"]
 
@@ -104,9 +104,7 @@ class State:
         self.queued: dict[tuple[str, str], int] = {}  # (pool, namespace) → its pending jobs
         self.free: dict[str, Free] = {}
         self.pools: dict[str, set[str]] = {}  # pool → node names
-        self._room: dict[str, Room] = {}  # pool → what may be given now
-        self._present: dict[str, Room] = {}  # pool → what could be given if nobody held anything
-        self._open: dict[str, Room] = {}  # the same without cordoned nodes
+        self._rooms: dict[str, Rooms] = {}  # by pool
         self.timers: list[tuple[int, str, str]] = []  # heap of (pool time, kind, id); may be early, never late
         self._undo: list[tuple[str, str, Entity | None]] | None = None
         self._changed: dict[tuple[str, str], Entity | None] = {}
@@ -135,13 +133,11 @@ class State:
             found = self.queues[pool] = Queue()
         return found
 
-    def room(self, pool: str) -> Room:
-        """What may be given now: of nodes that are open, hold nothing that is unknown, and have a port."""
-        return _room_of(self._room, pool)
-
-    def whole_room(self, pool: str) -> tuple[Room, Room]:
-        """What could be given if nobody held anything: of all nodes that are present, and of those among them that are open."""
-        return _room_of(self._present, pool), _room_of(self._open, pool)
+    def rooms(self, pool: str) -> Rooms:
+        found = self._rooms.get(pool)
+        if found is None:
+            found = self._rooms[pool] = Rooms()
+        return found
 
     def present_nodes(self, pool: str) -> list[Node]:
         """The nodes that make up the pool's capacity, cordoned ones among them."""
@@ -246,25 +242,20 @@ class State:
         name = (node or cast("Node", before)).name
         if before is not None and (node is None or node.pool != before.pool):
             self.pools[before.pool].discard(name)
-            for rooms in (self._room, self._present, self._open):
-                _room_of(rooms, before.pool).put(name, None)
+            self.rooms(before.pool).put(name)
         if node is None:
             self.free.pop(name, None)
             return
         self.pools.setdefault(node.pool, set()).add(name)
         free = self.free[name] = _free(node)
-        usable = node.open and free.port and not any(allocation.unknown for allocation in node.allocations)
-        _room_of(self._room, node.pool).put(name, _likeness(node, free) if usable else None)
-        whole = _likeness(node, Free(node.cpu_millis, node.memory_bytes, tuple(device.index for device in node.devices), 0)) if node.present else None
-        _room_of(self._present, node.pool).put(name, whole)
-        _room_of(self._open, node.pool).put(name, whole if node.open else None)
-
-
-def _room_of(rooms: dict[str, Room], pool: str) -> Room:
-    found = rooms.get(pool)
-    if found is None:
-        found = rooms[pool] = Room()
-    return found
+        whole = _likeness(node, Free(node.cpu_millis, node.memory_bytes, tuple(device.index for device in node.devices), 0))
+        self.rooms(node.pool).put(
+            name,
+            free=_likeness(node, free) if node.open and free.port and not any(held.unknown for held in node.allocations) else None,
+            open=whole if node.open else None,
+            present=whole if node.present else None,
+            known=whole,
+        )
 
 
 def _likeness(node: Node, free: Free) -> Likeness:

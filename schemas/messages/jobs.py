@@ -57,7 +57,8 @@ class UnschedulableReason(StrEnum):
     BACKOFF = "Backoff"  # waits before its next attempt
     NO_NODES = "NoNodes"  # the pool has no live node
     NO_MATCHING_NODES = "NoMatchingNodes"  # no live node has the labels it asks for, or all have taints that it does not tolerate
-    TOO_LARGE = "TooLarge"  # would not fit even if the pool were empty
+    TOO_LARGE = "TooLarge"  # would not fit even if the pool were empty and every node of it were there
+    NODES_AWAY = "NodesAway"  # would fit if nodes that are being stopped, or lost, were there
     CORDONED = "Cordoned"  # would fit an empty pool, but too much of it is cordoned
     INSUFFICIENT_CAPACITY = "InsufficientCapacity"  # others hold what it needs
     QUEUED = "Queued"  # not looked at yet; at most until the next tick
@@ -107,7 +108,7 @@ class JobSubmitted(JobEvent):
 
 
 class JobUnschedulable(JobEvent):
-    reason: UnschedulableReason
+    reason: Text  # an UnschedulableReason; later releases know more of them
     message: Text
 
 

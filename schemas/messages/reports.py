@@ -89,6 +89,13 @@ class AttemptProgress(Message):
     checkpoint_step: Count = 0
 
 
+class Taint(Message):
+    """Keeps gangs off the node that do not tolerate it."""
+
+    key: Text
+    value: Text = ""
+
+
 class AgentStarted(Message):
     """The agent's process is new; attempts of earlier incarnations that `adopted` does not name are gone.
 
@@ -104,6 +111,7 @@ class AgentStarted(Message):
     agent_version: Text
     capacity: NodeCapacity
     labels: dict[str, str] = Field(default_factory=dict, max_length=64)
+    taints: tuple[Taint, ...] = Field((), max_length=64)
     address: Text
     port_low: int = Field(ge=1, le=65535)
     port_high: int = Field(ge=1, le=65535)

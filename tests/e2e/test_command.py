@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from command import ROOT, job, ok, opentinker, until
+from opentinker.compose.local.home import Home
+from opentinker.compose.local.stack import supervisor_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
@@ -152,3 +158,35 @@ def test_what_was_decided_is_decided_again(full_stack: Any, tmp_path: Path) -> N
     (tmp_path / "x").write_text("no log")
     fails(opentinker(full_stack, "replay", "--log", str(tmp_path / "x")), 1, "is not a recorded log")
     fails(opentinker(full_stack, "replay", "--from", "3"), 2, "give --partition")
+
+
+def test_why_a_job_waits_is_told_while_the_scheduler_stands_still(full_stack: Any) -> None:
+    supervisor = supervisor_of(Home(full_stack.home))
+    assert supervisor is not None
+    pid = int(supervisor.states()["scheduler"]["pid"])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        uid = ok(opentinker(full_stack, "submit", "-f", "-", "-o", "name", stdin=manifest("unseen"))).strip()
+        assert "accepted; the scheduler has not looked at it yet" in ok(opentinker(full_stack, "explain", uid))
+        until(lambda: "the scheduler has decided nothing for" in ok(opentinker(full_stack, "explain", uid)), "the scheduler's silence", pause_s=1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: job(full_stack, uid)["status"]["phase"] == "Completed", "the job's end")
+    assert "decided nothing" not in ok(opentinker(full_stack, "explain", uid))
+
+
+def test_a_model_is_read_by_its_name_and_version(full_stack: Any) -> None:
+    done = opentinker(full_stack, "submit", "-f", "-", "--wait", "-o", "json", stdin=manifest("weights"))
+    uid = json.loads(ok(done))["metadata"]["uid"]
+    assert uid in ok(opentinker(full_stack, "get", "model", "weights"))
+    assert ok(opentinker(full_stack, "get", "model", "weights", "-o", "name")).splitlines()[0] == "weights:1"
+    shown = ok(opentinker(full_stack, "get", "model", "weights:1"))
+    assert f"Job:       {uid} attempt 1" in shown
+    files = json.loads(ok(opentinker(full_stack, "get", "models", "weights:1", "-o", "json")))["files"]
+    for file in files:
+        with urllib.request.urlopen(file["url"], timeout=30) as answer:
+            assert hashlib.sha256(answer.read()).hexdigest() == file["sha256"]
+        assert file["name"] in shown
+    fails(opentinker(full_stack, "get", "model", "weights:7"), 3, "there is no version 7 of model 'weights'")
+    fails(opentinker(full_stack, "get", "model", "weights:x"), 2, "write NAME:VERSION")
+    fails(opentinker(full_stack, "get", "model", "nobody"), 3, "there is no model 'nobody'")

@@ -25,7 +25,8 @@ from opentinker.compose.local.stack import supervisor_of
 from opentinker.compose.local.supervisor import Supervisor
 from opentinker.compose.runtime.settings import Settings
 from opentinker.producers.client import Client, OpenTinkerError
-from opentinker.schemas.topics import EVENTS, METRICS
+from opentinker.schemas.records import InputRecord
+from opentinker.schemas.topics import CHECKPOINTS, EVENTS, METRICS
 from service_faults import FAULTS, troubled_agents
 from trainers_seen import TrainerWatch
 
@@ -186,20 +187,31 @@ class ServiceDrill:
 
 
 async def _losses(kafka: Any, since: Marks) -> list[float]:
-    """For each attempt that another followed: the time from the checkpoint that was left of it to its last sample, rounded up to whole samples."""
+    """For each attempt that another followed: the time from the newest checkpoint that was committed of it to its last sample, rounded up to whole samples."""
     samples: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for record in await records_since(kafka, METRICS, since):
         sample = orjson.loads(record.value)
         if sample["replica_rank"] == 0:
             samples[sample["job_uid"], sample["attempt_number"]].append((sample["global_step"], sample["time_ms"]))
-    left: dict[tuple[str, int], int] = {}
-    for record in await records_since(kafka, EVENTS, since):
+    committed: dict[tuple[str, int], int] = {}
+    for record in await records_since(kafka, CHECKPOINTS, since):
         event = orjson.loads(record.value)
-        if any(name == "ce_type" and b"AttemptFinished" in value for name, value in record.headers):
-            left[event["job_uid"], event["attempt_number"]] = event["checkpoint_step"]
+        if _is(record, "CheckpointCommitted"):
+            key = (event["job_uid"], event["attempt_number"])
+            committed[key] = max(committed.get(key, 0), event["global_step"])
+    finished = {
+        (event["job_uid"], event["attempt_number"])
+        for record in await records_since(kafka, EVENTS, since)
+        if _is(record, "AttemptFinished") and (event := orjson.loads(record.value))
+    }
     losses = []
-    for (uid, number), step in left.items():
-        if (uid, number + 1) in left and (told := samples[uid, number]):
+    for uid, number in finished:
+        if (uid, number + 1) in finished and (told := samples[uid, number]):
+            step = committed.get((uid, number), 0)
             saved = max((time_ms for at, time_ms in told if at <= step), default=min(time_ms for _, time_ms in told))
             losses.append((max(time_ms for _, time_ms in told) - saved) / 1000)
     return losses
+
+
+def _is(record: InputRecord, kind: str) -> bool:
+    return any(name == "ce_type" and value.startswith(f"io.opentinker.{kind}.".encode()) for name, value in record.headers)

@@ -18,9 +18,10 @@ from opentinker.schemas.messages import (
     JobStatus,
     JobSubmitted,
     ModelReference,
+    StopAttempt,
 )
 from opentinker.schemas.records import InputRecord, Message, encode
-from opentinker.schemas.topics import CHECKPOINTS, COMMANDS, EVENTS, REPORTS
+from opentinker.schemas.topics import CHECKPOINTS, COMMANDS, EVENTS, PLACEMENTS, REPORTS
 
 UID = "0b5c7a9e-1111-4222-8333-944445555666"
 CAUSE = Cause(topic=COMMANDS, partition=2, offset=41, append_time_ms=1)
@@ -79,6 +80,19 @@ def test_everything_stands_once_in_order_with_its_cause() -> None:
         "completed by attempt 1: TotalSteps at step 4,096, model m version 2",
     ]
     assert (history.entries[1].place, history.entries[1].cause) == (f"{EVENTS}:1:3", f"{COMMANDS}:2:41")
+
+
+def test_a_command_that_is_sent_again_is_one_line() -> None:
+    def stop(seq: int, valid_until_ms: int) -> Message:
+        return StopAttempt(
+            node="a", incarnation="i", command_seq=seq, job_uid=UID, namespace="default", name="j", attempt_number=1, lease_epoch=7,
+            valid_until_ms=valid_until_ms, reason="Cancelled",
+        )  # fmt: skip
+
+    history = audit([record(PLACEMENTS, number, number, stop(4 if number < 9 else 5, number)) for number in range(10)], UID)
+    assert [(entry.type, entry.published, entry.place) for entry in history.entries] == [
+        ("StopAttempt", 9, f"{PLACEMENTS}:1:0"), ("StopAttempt", 1, f"{PLACEMENTS}:1:9"),
+    ]  # fmt: skip
 
 
 def test_a_gap_and_a_contradiction_are_told() -> None:

@@ -282,7 +282,7 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("key", ["", "k\u00e4y-of-mine", "key-of-mine\nX: y", "key-of-mine\x1b"])
 def test_a_key_that_can_be_no_header_is_refused_and_not_shown(empty_home: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("OPENTINKER_API_KEY", key)
-    with pytest.raises(errors.OpenTinkerError, match="the API key is not a line of printable ASCII") as caught:
+    with pytest.raises(errors.OpenTinkerError, match=r"the API key is (empty|not a line of printable ASCII)") as caught:
         find_connection()
     assert "of-mine" not in str(caught.value)
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import base64
 
 import pytest
-from opentinker.producers.core.letters import Letter, hex_dump, readable_text, why_not_again
+from opentinker.producers.core.letters import Letter, hex_dump, readable_text, why_it_may_come_back, why_not_again
 from opentinker.schemas.dead_letters import dead_letter
 from opentinker.schemas.errors import FieldError
-from opentinker.schemas.records import UNREADABLE_HEADER, InputRecord
+from opentinker.schemas.messages import CancelJob
+from opentinker.schemas.records import UNREADABLE_HEADER, InputRecord, encode
 from opentinker.schemas.topics import COMMANDS, REPORTS, TOPICS
 
 NOW_MS = 1_800_000_000_000
 OLD = (("ce_id", b"a"), ("ce_type", b"io.opentinker.SubmitJob.v1"), ("ce_time", b"2026-01-01T00:00:00Z"))
+
+
+GOOD, GOOD_HEADERS = encode(
+    CancelJob(job_uid="0b5c7a9e-1111-4222-8333-944445555666", namespace="a", pool="default", requested_by="me"), id="a", source="s", time_ms=NOW_MS
+)
 
 
 def letter(value: bytes | None = b"{", headers: tuple[tuple[str, bytes], ...] = (("ce_id", b"a"),), topic: str = COMMANDS) -> Letter:
@@ -67,6 +73,12 @@ def test_a_letter_of_somebody_else_is_shown_and_not_sent() -> None:
 def test_why_a_letter_is_not_sent_again(found: Letter, mended: bool, text: str | None) -> None:
     reason = why_not_again(found, NOW_MS, mended=mended)
     assert reason is None if text is None else text in str(reason)
+
+
+def test_what_still_cannot_be_read_may_come_back() -> None:
+    assert why_it_may_come_back(letter(GOOD, GOOD_HEADERS)) is None
+    assert "still cannot be read: header ce_type" in str(why_it_may_come_back(letter()))
+    assert "still cannot be read" in str(why_it_may_come_back(letter(b"{", GOOD_HEADERS)))
 
 
 def test_values_that_are_no_text_are_dumped() -> None:

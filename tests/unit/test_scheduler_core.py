@@ -381,6 +381,13 @@ class TestLeases:
         assert {start.command_seq for start in starts} == {1}
         assert starts[1].valid_until_ms > starts[0].valid_until_ms
 
+    def test_heartbeats_that_queued_up_repeat_a_command_ever_less_often(self, world: World) -> None:
+        world.agent("node-1")
+        uid = world.submit()
+        for _ in range(60):
+            world.beat("node-1", applied=0, after_ms=2000)
+        assert len(world.starts(uid)) == 5, "at once, and after 4, 12, 28 and 60 s"
+
     def test_an_applied_command_whose_attempt_is_missing_is_lost(self, world: World) -> None:
         world.agent("node-1")
         uid = world.submit()
@@ -475,6 +482,25 @@ class TestReasons:
         assert answer["position"] == 2
         assert [node["node"] for node in list_nodes(world.state)] == ["node-1", "node-2"]
         assert world.state.hash() == before
+
+    def test_explain_names_the_nodes_that_lack_one_thing(self, world: World) -> None:
+        world.agent("node-1", gpus=1, cpu=2)
+        world.submit("no-gpu", gpu=0, cpu=2)
+        answer = explain_job(world.state, world.submit("wanted", gpu=1, cpu=1))
+        assert answer is not None
+        assert answer["text"].endswith("room for 0 of its 1 replicas; node-1 has 1 free GPU but 0 CPU left")
+
+    def test_nodes_that_are_away_are_no_reason_to_ask_for_less(self, world: World) -> None:
+        for number in (1, 2, 3):
+            world.agent(f"node-{number}")
+        world.beat("node-1", stopping=True)
+        uid = world.submit(replicas=3)
+        assert world.job(uid).unschedulable is UnschedulableReason.NODES_AWAY
+        answer = explain_job(world.state, uid)
+        assert answer is not None
+        assert answer["text"] == "needs 3 × (1 GPU, 1 CPU, 1 GiB); it would fit pool default if these were there: node-1 (Stopped)"
+        world.agent("node-1", incarnation="2")
+        assert world.job(uid).phase is JobPhase.STARTING
 
     def test_latency_counts_from_the_input_that_freed_capacity(self, world: World) -> None:
         world.agent("node-1")

@@ -228,7 +228,7 @@ async def test_it_fits_narrow_and_wide_screens_with_long_names_and_reasons(
     browser: Any, site: httpx.AsyncClient, sender: AIOKafkaProducer, width: int
 ) -> None:
     """Nothing is cut off, the header stays one line, and no word of a reason is broken that would fit on a line of its own."""
-    name = unique("a-long-name-as-people-give-them-to-sweeps-of-hyperparameters")[:63]
+    name = f"a-long-name-as-people-give-to-sweeps-of-settings-{uuid.uuid4().hex[:14]}"
     view = await a_job(site, name, replicas=4)
     message = "needs 4 × (1 GPU, 2 CPU, 4 GiB); pool default has 3 free GPUs, 6 CPU and 11.5 GiB free on 2 nodes, room for 3 of its 4 replicas"
     await say(sender, STATUS, status_of(view, JobPhase.PENDING, 2, reason="InsufficientCapacity", message=message), view["metadata"]["uid"])
