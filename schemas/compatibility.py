@@ -135,7 +135,7 @@ def _narrowed(before: _Side, now: _Side, path: str, depth: int = 0) -> Iterator[
     if depth > _DEPTH_MAX:
         return
     had, has = before.resolved().schema, now.resolved().schema
-    if "default" in had and ("default" not in has or has["default"] != had["default"]):
+    if "default" in had and ("default" not in has or not _same_default(had["default"], has)):
         yield path, "has another default"
     options = now.alternatives()
     for one in before.alternatives():
@@ -144,6 +144,17 @@ def _narrowed(before: _Side, now: _Side, path: str, depth: int = 0) -> Iterator[
             continue
         same = [candidate for candidate, other in zip(candidates, options, strict=True) if _takes_type(one.schema, other.schema)]
         yield from min(same, key=len) if same else [(path, f"no longer takes: {_kind(one.schema)}")]
+
+
+def _same_default(before: object, now: Schema) -> bool:
+    """Whether a default is what it was. One that is an object may hold new fields at their own defaults: leaving them out means the same."""
+    after = now["default"]
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return bool(before == after)
+    fields = now.get("properties", {})
+    added = after.keys() - before.keys()
+    kept = {key: value for key, value in after.items() if key not in added}
+    return kept == before and all("default" in fields.get(key, {}) and fields[key]["default"] == after[key] for key in added)
 
 
 def _one_narrowed(before: _Side, now: _Side, path: str, depth: int) -> Iterator[tuple[str, str]]:

@@ -226,7 +226,7 @@ def _tell_reason(effects: Effects, job_uid: str, reason: UnschedulableReason) ->
 
 _REASON_TEXTS = {
     UnschedulableReason.NO_NODES: "pool {pool} has no live node",
-    UnschedulableReason.NO_MATCHING_NODES: "no node of pool {pool} has the labels that spec.nodeSelector asks for, or all have taints that spec.tolerations does not name",
+    UnschedulableReason.NO_MATCHING_NODES: "no node of pool {pool} has the labels of spec.nodeSelector and only taints of spec.tolerations",
     UnschedulableReason.TOO_LARGE: "more than pool {pool} has in all; ask for less or add nodes",
     UnschedulableReason.NODES_AWAY: "would fit pool {pool}, but nodes of it are being stopped or are lost",
     UnschedulableReason.CORDONED: "would fit pool {pool}, but too many of its nodes are cordoned",

@@ -51,6 +51,7 @@ from .reports import (
     FailureClass,
     Heartbeat,
     NodeCapacity,
+    Taint,
     Tick,
 )
 from .requests import CancelTrainingJob, JobAccepted, JobRejected, RequestReference
@@ -112,6 +113,7 @@ __all__ = [
     "StopAttempt",
     "StopReason",
     "SubmitJob",
+    "Taint",
     "Tick",
     "TrainingMetrics",
     "UncordonNode",

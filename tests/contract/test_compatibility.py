@@ -166,3 +166,18 @@ def test_the_command_names_message_field_and_remedy_and_takes_what_is_accepted(t
     assert compatibility.main(tmp_path) == 1
     assert "is no break any more; remove it" in capsys.readouterr().err
     assert compatibility.main(tmp_path / "nowhere") == 1
+
+
+def test_a_default_that_is_an_object_may_gain_fields_at_their_own_defaults() -> None:
+    def document(fields: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+        part = {"type": "object", "properties": {name: {"type": "integer", "default": value} for name, value in fields.items()}}
+        return {"M.v1.json": {"type": "object", "properties": {"part": {"$ref": "#/$defs/Part", "default": default}}, "$defs": {"Part": part}}}
+
+    before = document({"a": 1}, {"a": 1})
+    for fields, default, same in (
+        ({"a": 1, "b": 2}, {"a": 1, "b": 2}, True),
+        ({"a": 1, "b": 2}, {"a": 1, "b": 3}, False),
+        ({"a": 1, "b": 2}, {"a": 2, "b": 2}, False),
+    ):
+        found = [each.what for each in breaks(before, document(fields, default), frozenset())]
+        assert found == ([] if same else ["has another default"])

@@ -62,9 +62,11 @@ class World:
             if left <= 0:
                 return
 
-    def agent(self, name: str, gpus: int = 1, cpu: int = 2, incarnation: str = "1", **fields: Any) -> StepResult:
+    def agent(self, name: str, gpus: int = 1, cpu: int = 2, incarnation: str = "1", gpu_type: str = "gpu", **fields: Any) -> StepResult:
         capacity = NodeCapacity(
-            cpu_millis=cpu * 1000, memory_bytes=max(4, gpus) * 2**30, devices=tuple(Device(index=i, simulated=True) for i in range(gpus))
+            cpu_millis=cpu * 1000,
+            memory_bytes=max(4, gpus) * 2**30,
+            devices=tuple(Device(index=i, kind=gpu_type, simulated=True) for i in range(gpus)),
         )
         if int(incarnation) > 1:
             fields = {"previous_incarnation": str(int(incarnation) - 1)} | fields

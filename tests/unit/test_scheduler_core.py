@@ -23,6 +23,7 @@ from opentinker.schemas.messages import (
     NodeLost,
     NodeRecovered,
     ResumeAttempt,
+    Taint,
     Tick,
     UncordonNode,
     UnschedulableReason,
@@ -90,6 +91,56 @@ class TestGangs:
         first, second = world.submit("a"), world.submit("b")
         assert [start.replicas[0].devices for start in (*world.starts(first), *world.starts(second))] == [(0,), (1,)]
         assert world.starts(first)[0].rendezvous.port != world.starts(second)[0].rendezvous.port
+
+
+class TestWhere:
+    """Labels, taints, types of GPU, and how the nodes of a gang lie to each other."""
+
+    def test_labels_and_taints_say_where_a_job_may_go(self, world: World) -> None:
+        world.agent("node-1", labels={"disk": "hdd"})
+        world.agent("node-2", labels={"disk": "ssd"}, taints=(Taint(key="team", value="a"),))
+        uid = world.submit("ssd", nodeSelector={"disk": ["nvme", "ssd"]})
+        job = world.job(uid)
+        assert job.unschedulable is UnschedulableReason.NO_MATCHING_NODES
+        answer = explain_job(world.state, uid)
+        assert answer is not None
+        assert answer["text"].endswith("of 2 nodes of pool default 1 lack disk=nvme|ssd, 1 have taint team=a")
+        assert world.nodes_of(world.submit("tolerant", nodeSelector={"disk": "ssd"}, tolerations=[{"key": "team"}])) == ["node-2"]
+        assert world.nodes_of(world.submit("anywhere")) == ["node-1"]
+
+    def test_a_type_of_gpu_is_one_of_those_asked_for(self, world: World) -> None:
+        world.agent("node-1", gpus=2, gpu_type="a100")
+        world.agent("node-2", gpus=2, gpu_type="h100")
+        uid = world.submit("fast", replicas=2, resources={"gpu": 1, "gpuType": ["h100", "b200"]})
+        assert world.nodes_of(uid) == ["node-2"]
+        other = world.submit("none", resources={"gpu": 1, "gpuType": "v100"})
+        assert world.job(other).unschedulable is UnschedulableReason.TOO_LARGE
+        assert "needs 1 × (1 GPU v100, 1 CPU, 2 GiB)" in world.job(other).message
+
+    def test_a_gang_that_may_start_smaller_takes_what_there_is(self, world: World) -> None:
+        world.agent("node-1", gpus=2)
+        world.agent("node-2", gpus=1)
+        assert world.job(world.submit("five", replicas=8, minReplicas=5)).unschedulable is UnschedulableReason.TOO_LARGE
+        uid = world.submit("elastic", replicas=8, minReplicas=2)
+        starts = world.starts(uid)
+        assert [len(start.replicas) for start in starts] == [2, 1]
+        assert {start.world_size for start in starts} == {3}
+        world.run_all(uid)
+        assert world.job(uid).phase is JobPhase.RUNNING
+
+    def test_nodes_of_one_rack_are_preferred_and_may_be_asked_for(self, world: World) -> None:
+        for number, rack in enumerate(("r", "s", "s", "t")):
+            world.agent(f"node-{number}", labels={"rack": rack}, gpus=1)
+        assert world.nodes_of(world.submit("two", replicas=2)) == ["node-1", "node-2"]
+        uid = world.submit("same", replicas=2, topology={"same": "rack"})
+        assert world.job(uid).unschedulable is UnschedulableReason.INSUFFICIENT_CAPACITY
+        assert sorted(world.nodes_of(world.submit("any", replicas=2))) == ["node-0", "node-3"]
+
+    def test_a_gang_is_spread_on_request(self, world: World) -> None:
+        for number in range(3):
+            world.agent(f"node-{number}", gpus=4, cpu=8)
+        uid = world.submit("apart", replicas=4, topology={"spread": True})
+        assert sorted(len(start.replicas) for start in world.starts(uid)) == [1, 1, 2]
 
 
 class TestSubmission:
