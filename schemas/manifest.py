@@ -45,7 +45,7 @@ IMPLICIT_STEP_BUDGET = 1_000_000  # env steps over all replicas, when neither a 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _PREFIX = re.compile(r"[a-z0-9][-a-z0-9]*")
 _NOT_BUILT = {
-    "evaluation", "code", "env", "datasets", "initFrom", "pools", "priorityClass", "priority", "preemptible", "spot",
+    "evaluation", "code", "env", "datasets", "initFrom", "pools", "priorityClass", "preemptible", "spot",
     "pendingDeadline", "ttlAfterFinished", "suspend", "array",
 }  # fmt: skip
 
@@ -225,6 +225,9 @@ class JobSpec(_Part):
     output: OutputSpec = OutputSpec()
     retry: RetryPolicy = RetryPolicy()
     pool: DnsLabel = "default"
+    priority: int = Field(
+        0, ge=-1_000, le=1_000, strict=True, description="among the jobs of its namespace; a point goes before ten minutes of waiting"
+    )
     node_selector: dict[LabelText, LabelText | Annotated[list[LabelText], Field(min_length=1, max_length=64)]] = Field(
         default_factory=dict, max_length=16, description="labels of the nodes, each with its value or a list of values"
     )

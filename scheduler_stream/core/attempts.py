@@ -61,6 +61,8 @@ def place(effects: Effects, job: Job, plan: Plan) -> None:
         parts=tuple(parts),
         address=state.nodes[plan.shares[0].node].address,
         port=plan.port,
+        namespace=job.namespace,
+        held=needs.each * sum(len(share.ranks) for share in plan.shares),
         placed_at=effects.now,
         # It begins where the newest checkpoint is: steps behind that one are lost, and counted once.
         training=replace(job.training, global_step=job.training.checkpoint_step, env_steps_per_s=0, mean_return_milli=None),

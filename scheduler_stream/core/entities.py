@@ -16,6 +16,7 @@ from .lifecycle import PartPhase, StopCause
 __all__ = [
     "KINDS",
     "Allocation",
+    "Amounts",
     "Attempt",
     "AttemptKey",
     "Brake",
@@ -23,6 +24,7 @@ __all__ = [
     "DeviceSlot",
     "Entity",
     "Job",
+    "Limits",
     "NamespaceLimits",
     "Node",
     "NodeLease",
@@ -34,6 +36,33 @@ __all__ = [
     "Training",
     "attempt_key",
 ]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Amounts:
+    """So much of each resource."""
+
+    gpus: int = 0
+    cpu_millis: int = 0
+    memory_bytes: int = 0
+
+    def __add__(self, other: Amounts) -> Amounts:
+        return Amounts(self.gpus + other.gpus, self.cpu_millis + other.cpu_millis, self.memory_bytes + other.memory_bytes)
+
+    def __sub__(self, other: Amounts) -> Amounts:
+        return Amounts(self.gpus - other.gpus, self.cpu_millis - other.cpu_millis, self.memory_bytes - other.memory_bytes)
+
+    def __mul__(self, times: int) -> Amounts:
+        return Amounts(self.gpus * times, self.cpu_millis * times, self.memory_bytes * times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of each resource; None: no limit."""
+
+    gpus: int | None = None
+    cpu_millis: int | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +109,11 @@ class Requirement:
     spread: bool = False  # over as many nodes as can be
 
     @property
+    def each(self) -> Amounts:
+        """What one replica gets."""
+        return Amounts(self.gpus, self.cpu_millis, self.memory_bytes)
+
+    @property
     def at_least(self) -> int:
         return self.replicas_min or self.replicas
 
@@ -117,6 +151,8 @@ class Job:
     retries_user_error: int
     submitted_ms: int  # broker time
     placeable_ms: int  # broker time of the input since which nothing but the scheduler stood in the way
+    priority: int = 0
+    queued_at: int = 0  # pool time of its submission
     phase: JobPhase = JobPhase.PENDING
     reason: str = ""
     message: str = ""
@@ -178,6 +214,8 @@ class Attempt:
     parts: tuple[Part, ...]
     address: str
     port: int
+    namespace: str = ""  # whose share it counts towards; empty: placed by a release that did not count
+    held: Amounts = Amounts()  # by the whole gang
     placed_at: int  # pool time
     running_at: int | None = None
     stop: StopCause | None = None
@@ -278,7 +316,12 @@ class NamespaceLimits:
 
     pool: str
     namespace: str
-    queued_max: int
+    queued_max: int | None = None  # jobs that wait at once
+    running_max: int | None = None  # jobs that are placed at once
+    weight_milli: int = 1000  # its part of what namespaces share, beside the others' weights
+    nominal: Limits | None = None  # what is its own; None: nothing is, and it may have what is left
+    borrowing: Limits = Limits()  # how much above that it may have
+    lending: Limits = Limits()  # how much of that others may have while it is not used
 
 
 AttemptKey = tuple[str, int, int]

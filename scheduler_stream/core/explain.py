@@ -15,7 +15,8 @@ from .entities import Job, Node
 from .fit import find_plan, room_for
 from .policy import QUEUED_MAX
 from .queueing import describe_requirement, queued_max
-from .state import State
+from .share import most_replicas
+from .state import State, turn_of
 
 __all__ = ["explain_job", "list_limits", "list_nodes", "usual_limits"]
 
@@ -54,12 +55,15 @@ def explain_job(state: State, job_uid: str) -> dict[str, Any] | None:
 
 
 def _pending(state: State, job: Job) -> dict[str, Any]:
-    ahead = sum(1 for other in state.jobs.values() if other.phase is JobPhase.PENDING and other.pool == job.pool and other.order < job.order)
+    line = (other for other in state.jobs.values() if (other.pool, other.namespace, other.phase) == (job.pool, job.namespace, JobPhase.PENDING))
+    turn = turn_of(job)
+    ahead = sum(turn_of(other) < turn for other in line)
     if job.eligible_at > state.clock.now_ms:
         wait = (job.eligible_at - state.clock.now_ms) / 1000
         text = f"waits {format_duration(wait)} before attempt {job.attempt_number + 1}: {job.message}"
         return {"reason": UnschedulableReason.BACKOFF.value, "text": text, "position": ahead + 1}
-    plan = find_plan(state, job.pool, job.needs)
+    most, shortage = most_replicas(state, job.pool, job.namespace, job.needs)
+    plan = find_plan(state, job.pool, job.needs, most) if most >= job.needs.at_least else UnschedulableReason.QUOTA_EXCEEDED
     free = _free(state, job.pool)
     needs = f"needs {describe_requirement(job.needs)}"
     if not isinstance(plan, UnschedulableReason):
@@ -70,6 +74,7 @@ def _pending(state: State, job: Job) -> dict[str, Any]:
             "free": free,
         }
     known = {
+        UnschedulableReason.QUOTA_EXCEEDED: shortage,
         UnschedulableReason.NO_NODES: f"pool {job.pool} has no live node; start an agent with OPENTINKER_AGENT__POOL={job.pool}",
         UnschedulableReason.NO_MATCHING_NODES: f"of {free['nodes']} nodes of pool {job.pool} {_unmatched(state, job)}",
         UnschedulableReason.TOO_LARGE: f"pool {job.pool} has {_capacity(state, job.pool)} in all, on {free['nodes']} nodes; ask for less or add nodes",

@@ -8,7 +8,7 @@ On request the gang is spread instead: a replica a node, as far as there are nod
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opentinker.schemas.messages.jobs import UnschedulableReason
 
@@ -51,8 +51,10 @@ class _Kind:
         return self.each * self.count
 
 
-def find_plan(state: State, pool: str, needs: Requirement) -> Plan | UnschedulableReason:
-    """The gang's places, or the primary reason why it has none."""
+def find_plan(state: State, pool: str, needs: Requirement, most: int | None = None) -> Plan | UnschedulableReason:
+    """The gang's places, or the primary reason why it has none. `most`: replicas that it may have, if that is less than it wants."""
+    if most is not None and most < needs.replicas:
+        needs = replace(needs, replicas=most)
     room = state.rooms(pool).free
     chosen = _choose(room, sorted(_kinds(room, needs)), needs)
     if chosen is None:

@@ -11,7 +11,7 @@ from typing import cast
 
 from opentinker.schemas.messages.jobs import JobPhase
 
-from .entities import Attempt, Entity, Job, Node, attempt_key
+from .entities import Amounts, Attempt, Entity, Job, Node, attempt_key
 from .lifecycle import PART_OVER
 from .state import State
 
@@ -34,6 +34,13 @@ def violations(state: State) -> list[str]:
     waiting = Counter((job.pool, job.namespace) for job in state.jobs.values() if job.phase is JobPhase.PENDING)
     if waiting != Counter(state.queued):
         found.append(f"waiting jobs are counted as {state.queued}, and are {dict(waiting)}")
+    held: dict[tuple[str, str], Amounts] = {}
+    for attempt in state.attempts.values():
+        key = (attempt.pool, attempt.namespace)
+        held[key] = held.get(key, Amounts()) + attempt.held
+    told = {(pool, namespace): state.used(pool, namespace) for pool, namespace in state.placed}
+    if held != told:
+        found.append(f"namespaces are counted as holding {told}, and hold {held}")
     return found
 
 

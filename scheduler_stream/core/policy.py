@@ -24,7 +24,10 @@ __all__ = [
     "CORE_VERSION",
     "ENDED_KEPT_MAX",
     "FITS_PER_STEP_MAX",
+    "KINDS_PER_STEP_MAX",
     "NAME_ALERT_MS",
+    "PRIORITY_MAX",
+    "PRIORITY_POINT_MS",
     "QUEUED_MAX",
     "REASONS_PER_STEP_MAX",
     "START_TIMEOUT_MS",
@@ -59,9 +62,13 @@ BRAKE_NODES_SHARE_PERCENT: Final = 30
 BRAKE_ATTEMPTS_SHARE_PERCENT: Final = 10
 BRAKE_KEPT_MAX: Final = 4_096  # far above what a pool of 10,000 nodes needs to cross its share
 
+PRIORITY_POINT_MS: Final = 600_000  # of waiting: a job of priority 6 goes before one of priority 0 that came up to an hour earlier
+PRIORITY_MAX: Final = 1_000  # either way; worth a week
+
 # Bounds of one step: what is left over is taken up by the next input, a tick at the latest.
 TIMERS_PER_STEP_MAX: Final = 64
 FITS_PER_STEP_MAX: Final = 32
+KINDS_PER_STEP_MAX: Final = 8_000  # of nodes that are looked at for gangs; about ten milliseconds
 ENDED_KEPT_MAX: Final = 256  # reported ends a node remembers until a heartbeat no longer lists them; a node ends far fewer in two seconds
 COMMANDS_PER_STEP_MAX: Final = 256  # then no further gang is placed in this step: each command repeats its manifest
 REASONS_PER_STEP_MAX: Final = 64

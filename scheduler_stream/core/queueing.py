@@ -6,7 +6,6 @@ bounded; the rest is done on the next input.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +17,12 @@ from opentinker.schemas.quantities import duration_s, format_bytes, format_cpu
 
 from .attempts import finish_job, place, stop_attempt
 from .effects import Effects
-from .entities import Job, NamespaceLimits, Requirement, Toleration
+from .entities import Job, Limits, NamespaceLimits, Requirement, Toleration
 from .fit import find_plan
 from .lifecycle import JobMove, StopCause
-from .policy import COMMANDS_PER_STEP_MAX, FITS_PER_STEP_MAX, QUEUED_MAX, REASONS_PER_STEP_MAX
+from .policy import COMMANDS_PER_STEP_MAX, FITS_PER_STEP_MAX, KINDS_PER_STEP_MAX, QUEUED_MAX, REASONS_PER_STEP_MAX
+from .queue import Turn
+from .share import limits_of, most_replicas, precedence
 from .state import State, limits_id
 
 __all__ = ["cancel", "describe_requirement", "queued_max", "release_backoff", "schedule", "set_limits", "submit"]
@@ -72,16 +73,31 @@ def _full(effects: Effects, job: Job) -> str | None:
 
 def queued_max(state: State, pool: str, namespace: str) -> int:
     """How many jobs of the namespace may wait in the pool."""
-    limits = state.limits.get(limits_id(pool, namespace))
-    return QUEUED_MAX if limits is None else limits.queued_max
+    limit = limits_of(state, pool, namespace).queued_max
+    return QUEUED_MAX if limit is None else limit
 
 
 def set_limits(effects: Effects, command: admin.SetNamespaceLimits) -> None:
-    """What an administrator allows a namespace from now on. Jobs that wait already go on waiting."""
-    if command.queued_max is not None:
-        effects.state.put(NamespaceLimits(pool=command.pool, namespace=command.namespace, queued_max=command.queued_max))
+    """What an administrator allows a namespace from now on. Jobs that wait already go on waiting, those that run go on running."""
+    limits = NamespaceLimits(
+        pool=command.pool,
+        namespace=command.namespace,
+        queued_max=command.queued_max,
+        running_max=command.running_max,
+        weight_milli=command.weight_milli,
+        nominal=_limits(command.nominal),
+        borrowing=_limits(command.borrowing) or Limits(),
+        lending=_limits(command.lending) or Limits(),
+    )
+    if limits != NamespaceLimits(pool=command.pool, namespace=command.namespace):
+        effects.state.put(limits)
     elif limits_id(command.pool, command.namespace) in effects.state.limits:
         effects.state.remove("limits", limits_id(command.pool, command.namespace))
+    effects.state.capacity_freed(command.pool)
+
+
+def _limits(said: admin.ResourceLimits | None) -> Limits | None:
+    return None if said is None else Limits(gpus=said.gpus, cpu_millis=said.cpu_millis, memory_bytes=said.memory_bytes)
 
 
 def _job_of(effects: Effects, command: commands.SubmitJob, order: int, traceparent: str) -> Job:
@@ -100,6 +116,8 @@ def _job_of(effects: Effects, command: commands.SubmitJob, order: int, tracepare
         seed=spec.seed if spec.seed is not None else drawn_seed(command.job_uid),
         order=order,
         needs=requirement_of(spec),
+        priority=spec.priority,
+        queued_at=effects.now,
         max_runtime_ms=duration_s(spec.max_runtime) * 1000,
         retries_infrastructure=spec.retry.infrastructure,
         retries_user_error=spec.retry.user_error,
@@ -158,28 +176,39 @@ def release_backoff(effects: Effects, job_uid: str) -> None:
 
 
 def schedule(effects: Effects) -> None:
-    """Place what fits, oldest first, in every pool that has candidates; then mend outdated reasons."""
-    budget = FITS_PER_STEP_MAX
+    """Place what fits, in every pool that has jobs waiting, in the order of their turns; then mend outdated reasons."""
+    fits, kinds = FITS_PER_STEP_MAX, KINDS_PER_STEP_MAX
     for pool in sorted(effects.state.queues):
-        while budget > 0 and len(effects.outputs) < COMMANDS_PER_STEP_MAX and (job := _next_candidate(effects, pool)) is not None:
-            budget -= 1
+        turns = _Turns(effects, pool)
+        while fits > 0 and kinds > 0 and len(effects.outputs) < COMMANDS_PER_STEP_MAX and (job := turns.next()) is not None:
+            fits, kinds = fits - 1, kinds - effects.state.rooms(pool).free.kinds
             _try(effects, pool, job)
     _refresh_reasons(effects)
 
 
-def _next_candidate(effects: Effects, pool: str) -> Job | None:
-    """The oldest pending job whose requirement is not known to be blocked."""
-    queue, best = effects.state.queue(pool), None
-    for needs, heap in list(queue.by_requirement.items()):
-        if needs in queue.blocked:
-            continue
-        while heap and not _waits(effects, heap[0][1]):
-            heapq.heappop(heap)
-        if not heap:
-            queue.drop(needs)
-        elif best is None or heap[0] < best:
-            best = heap[0]
-    return effects.state.jobs[best[1]] if best else None
+class _Turns:
+    """Whose turn it is in one pool, one after the other, within one step."""
+
+    def __init__(self, effects: Effects, pool: str) -> None:
+        self._effects, self._pool = effects, pool
+        self._first: dict[str, tuple[tuple[bool, int], Turn, Requirement]] = {}  # by namespace
+        self._unseen = effects.state.queue(pool).namespaces()
+
+    def next(self) -> Job | None:
+        """The first job of the namespace that comes first; which is looked at anew at the next call, since it has more then, or its class waits."""
+        state, queue = self._effects.state, self._effects.state.queue(self._pool)
+        while True:
+            for namespace in self._unseen:
+                found = queue.first(namespace, lambda uid: _waits(self._effects, uid))
+                if found is not None:
+                    self._first[namespace] = (precedence(state, self._pool, namespace, found[1]), *found)
+            if not self._first:
+                return None
+            namespace = min(self._first, key=lambda each: self._first[each][:2])
+            _, turn, needs = self._first.pop(namespace)
+            self._unseen = [namespace]
+            if needs not in queue.blocked:  # since it was looked at, by the try of another namespace
+                return state.jobs[turn[2]]
 
 
 def _waits(effects: Effects, job_uid: str) -> bool:
@@ -188,9 +217,15 @@ def _waits(effects: Effects, job_uid: str) -> bool:
 
 
 def _try(effects: Effects, pool: str, job: Job) -> None:
-    plan = find_plan(effects.state, pool, job.needs)
+    """Place the job, or put its class aside."""
+    state = effects.state
+    most, _ = most_replicas(state, pool, job.namespace, job.needs)
+    if most < job.needs.at_least:
+        state.queue(pool).withhold(job.namespace, job.needs, UnschedulableReason.QUOTA_EXCEEDED)
+        return
+    plan = find_plan(state, pool, job.needs, most)
     if isinstance(plan, UnschedulableReason):
-        effects.state.queue(pool).block(job.needs, plan)
+        state.queue(pool).block(job.needs, plan)
         return
     if job.unschedulable is not UnschedulableReason.QUEUED:
         # It waited for capacity until this input freed some.
@@ -199,16 +234,19 @@ def _try(effects: Effects, pool: str, job: Job) -> None:
 
 
 def _refresh_reasons(effects: Effects) -> None:
-    """Give jobs of blocked requirements the reason that holds now; a bounded number a step, oldest first."""
+    """Give jobs of classes that wait the reason that holds now; a bounded number a step, those whose turn is next first."""
     budget = REASONS_PER_STEP_MAX
     for pool in sorted(effects.state.queues):
         queue = effects.state.queue(pool)
-        for needs in sorted(queue.untold.keys() & queue.blocked.keys()):
-            untold = queue.untold[needs]
+        for class_ in sorted(queue.untold):
+            reason = queue.reason_of(class_)
+            if reason is None:
+                continue
+            untold = queue.untold[class_]
             while untold and budget > 0:
-                budget -= _tell_reason(effects, untold.pop(), queue.blocked[needs])
+                budget -= _tell_reason(effects, untold.pop(), reason)
             if not untold:
-                del queue.untold[needs]
+                del queue.untold[class_]
             if budget <= 0:
                 return
 
@@ -218,7 +256,11 @@ def _tell_reason(effects: Effects, job_uid: str, reason: UnschedulableReason) ->
     job = effects.state.jobs.get(job_uid)
     if job is None or job.phase is not JobPhase.PENDING or job.eligible_at > effects.now or job.unschedulable is reason:
         return 0
-    message = f"needs {describe_requirement(job.needs)}; {_REASON_TEXTS[reason].format(pool=job.pool)}"
+    if reason is UnschedulableReason.QUOTA_EXCEEDED:
+        why = most_replicas(effects.state, job.pool, job.namespace, job.needs)[1]
+    else:
+        why = _REASON_TEXTS[reason].format(pool=job.pool)
+    message = f"needs {describe_requirement(job.needs)}; {why}"
     fields = {"reason": reason, "message": message}
     effects.change_job(job, jobs.JobUnschedulable, fields, unschedulable=reason, reason=reason.value, message=message)
     return 1

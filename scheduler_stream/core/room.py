@@ -91,6 +91,11 @@ class Room:
     def __len__(self) -> int:
         return len(self._like)
 
+    @property
+    def kinds(self) -> int:
+        """How many likenesses a search looks at."""
+        return len(self._groups)
+
     def groups(self) -> Iterator[tuple[Likeness, int]]:
         """Every likeness and how many nodes have it. In no order that may be relied on."""
         for likeness, group in self._groups.items():

@@ -15,16 +15,19 @@ from dataclasses import dataclass
 from typing import cast
 
 import orjson
-from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
+from opentinker.schemas.messages.jobs import JobPhase
 
-from .entities import KINDS, Attempt, Brake, Clock, Entity, Job, NamespaceLimits, Node, NodeLease, Requirement
+from .entities import KINDS, Amounts, Attempt, Brake, Clock, Entity, Job, NamespaceLimits, Node, NodeLease
+from .policy import PRIORITY_POINT_MS
+from .queue import Queue, Turn
 from .room import Likeness, Rooms
 
-__all__ = ["Change", "Free", "Key", "Queue", "State", "entity_id", "entity_kind", "hash_of", "limits_id"]
+__all__ = ["Change", "Free", "Key", "State", "entity_id", "entity_kind", "hash_of", "limits_id"]
 
 Key = tuple[str, str]  # (kind, id)
 
 _CLOCK = "clock"
+_NOTHING = Amounts()
 _KIND_OF = {type_: kind for kind, type_ in KINDS.items()}
 
 
@@ -45,37 +48,6 @@ class Free:
     memory_bytes: int
     devices: tuple[int, ...]
     port: int  # the lowest that a rank 0 could listen on; 0: none
-
-
-class Queue:
-    """Pending jobs of one pool, by requirement; within one requirement by order of submission.
-
-    `blocked`: requirements known not to fit until capacity is freed, and why. `told`: the reason that a requirement's jobs show, or are about to.
-    `untold`: jobs that may show another one, newest first.
-    """
-
-    __slots__ = ("blocked", "by_requirement", "told", "untold")
-
-    def __init__(self) -> None:
-        self.by_requirement: dict[Requirement, list[tuple[int, str]]] = {}  # heaps; an entry may be out of date
-        self.blocked: dict[Requirement, UnschedulableReason] = {}
-        self.told: dict[Requirement, UnschedulableReason] = {}
-        self.untold: dict[Requirement, list[str]] = {}
-
-    def add(self, needs: Requirement, order: int, uid: str) -> None:
-        heapq.heappush(self.by_requirement.setdefault(needs, []), (order, uid))
-        self.untold.setdefault(needs, []).append(uid)
-
-    def block(self, needs: Requirement, reason: UnschedulableReason) -> None:
-        self.blocked[needs] = reason
-        if self.told.get(needs) is not reason:
-            self.told[needs] = reason
-            self.untold[needs] = [uid for _, uid in sorted(self.by_requirement[needs], reverse=True)]
-
-    def drop(self, needs: Requirement) -> None:
-        """Nobody with this requirement waits any more."""
-        for index in (self.by_requirement, self.blocked, self.told, self.untold):
-            index.pop(needs, None)
 
 
 class State:
@@ -102,6 +74,9 @@ class State:
         self.names: dict[tuple[str, str, str], str] = {}  # (pool, namespace, name) → uid of the live job
         self.queues: dict[str, Queue] = {}
         self.queued: dict[tuple[str, str], int] = {}  # (pool, namespace) → its pending jobs
+        self.placed: dict[tuple[str, str], int] = {}  # (pool, namespace) → its jobs that have an attempt
+        self._used: dict[tuple[str, str], Amounts] = {}  # what those hold
+        self._capacity: dict[str, Amounts] = {}  # pool → of all nodes that are present
         self.free: dict[str, Free] = {}
         self.pools: dict[str, set[str]] = {}  # pool → node names
         self._rooms: dict[str, Rooms] = {}  # by pool
@@ -143,6 +118,18 @@ class State:
         """The nodes that make up the pool's capacity, cordoned ones among them."""
         return [self.nodes[name] for name in self.pools.get(pool, ()) if self.nodes[name].present]
 
+    def used(self, pool: str, namespace: str) -> Amounts:
+        """What the namespace's live attempts hold."""
+        return self._used.get((pool, namespace), _NOTHING)
+
+    def users(self, pool: str) -> dict[str, Amounts]:
+        """Namespaces that hold something, and what."""
+        return {namespace: amounts for (where, namespace), amounts in sorted(self._used.items()) if where == pool}
+
+    def capacity(self, pool: str) -> Amounts:
+        """Of all nodes that are present."""
+        return self._capacity.get(pool, _NOTHING)
+
     # Writing
 
     @contextmanager
@@ -174,7 +161,7 @@ class State:
 
     def capacity_freed(self, pool: str) -> None:
         """Something that did not fit may fit now."""
-        self.queue(pool).blocked.clear()
+        self.queue(pool).freed()
 
     def _set(self, kind: str, id: str, value: Entity | None) -> None:
         before = self.get(kind, id)
@@ -195,8 +182,8 @@ class State:
         elif kind == "lease":
             if before is None and value is not None:
                 self.timer(cast("NodeLease", value).expires_at, "lease", id)
-        elif kind == "attempt" and value is not None and (before is None or cast("Attempt", before).running_at != cast("Attempt", value).running_at):
-            self.timer(0, "attempt", id)  # due at once: the timer's own check finds the real deadline
+        elif kind == "attempt":
+            self._index_attempt(cast("Attempt | None", before), cast("Attempt | None", value))
 
     def _roll_back(self) -> None:
         undo, self._undo = self._undo or [], None
@@ -234,12 +221,26 @@ class State:
         if not self.queued[key]:
             del self.queued[key]
 
+    def _index_attempt(self, before: Attempt | None, attempt: Attempt | None) -> None:
+        if attempt is not None and (before is None or before.running_at != attempt.running_at):
+            self.timer(0, "attempt", attempt.job_uid)  # due at once: the timer's own check finds the real deadline
+        for each, by in ((before, -1), (attempt, 1)):
+            if each is not None:
+                key = (each.pool, each.namespace)
+                self.placed[key] = self.placed.get(key, 0) + by
+                self._used[key] = self._used.get(key, _NOTHING) + each.held * by
+                if not self.placed[key]:
+                    del self.placed[key], self._used[key]
+
     def enqueue(self, job: Job) -> None:
         """Make a pending job a candidate. Entries of jobs that are placed or gone are skipped when they come up."""
-        self.queue(job.pool).add(job.needs, job.order, job.uid)
+        self.queue(job.pool).add(job.namespace, job.needs, turn_of(job))
 
     def _index_node(self, before: Node | None, node: Node | None) -> None:
         name = (node or cast("Node", before)).name
+        for each, by in ((before, -1), (node, 1)):
+            if each is not None and each.present:
+                self._capacity[each.pool] = self.capacity(each.pool) + Amounts(len(each.devices), each.cpu_millis, each.memory_bytes) * by
         if before is not None and (node is None or node.pool != before.pool):
             self.pools[before.pool].discard(name)
             self.rooms(before.pool).put(name)
@@ -256,6 +257,11 @@ class State:
             present=whole if node.present else None,
             known=whole,
         )
+
+
+def turn_of(job: Job) -> Turn:
+    """When the job has its turn in its namespace's line. A point of priority is worth a time of waiting: nothing waits for ever, and the order never changes."""
+    return job.queued_at - job.priority * PRIORITY_POINT_MS, job.order, job.uid
 
 
 def _likeness(node: Node, free: Free) -> Likeness:

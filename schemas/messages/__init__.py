@@ -6,7 +6,7 @@ admin (administrators), placements and job events and alerts (scheduler), traini
 
 from __future__ import annotations
 
-from .admin import AcknowledgeBrake, CordonNode, SetNamespaceLimits, UncordonNode
+from .admin import AcknowledgeBrake, CordonNode, ResourceLimits, SetNamespaceLimits, UncordonNode
 from .alerts import (
     BrakeEngaged,
     BrakeReleased,
@@ -106,6 +106,7 @@ __all__ = [
     "Rendezvous",
     "ReplicaAssignment",
     "RequestReference",
+    "ResourceLimits",
     "ResumeAttempt",
     "SchedulerStuck",
     "SetNamespaceLimits",

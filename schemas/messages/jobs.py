@@ -60,6 +60,7 @@ class UnschedulableReason(StrEnum):
     TOO_LARGE = "TooLarge"  # would not fit even if the pool were empty and every node of it were there
     NODES_AWAY = "NodesAway"  # would fit if nodes that are being stopped, or lost, were there
     CORDONED = "Cordoned"  # would fit an empty pool, but too much of it is cordoned
+    QUOTA_EXCEEDED = "QuotaExceeded"  # its namespace may have no more at present
     INSUFFICIENT_CAPACITY = "InsufficientCapacity"  # others hold what it needs
     QUEUED = "Queued"  # not looked at yet; at most until the next tick
 
