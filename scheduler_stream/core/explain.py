@@ -102,7 +102,7 @@ def _unmatched(state: State, job: Job) -> str:
 
 
 def _away(state: State, pool: str) -> str:
-    away = [node for name in sorted(state.pools[pool]) if not (node := state.nodes[name]).present]
+    away = [node for name in sorted(state.pools.get(pool, ())) if not (node := state.nodes[name]).present]
     named = ", ".join(f"{node.name} ({_node_state(node)})" for node in away[:_NAMED_MAX])
     return named + (f" and {len(away) - _NAMED_MAX} others" if len(away) > _NAMED_MAX else "")
 

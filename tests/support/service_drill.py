@@ -7,6 +7,8 @@ Jobs are submitted through the gateway with an idempotency key and repeated unti
 from __future__ import annotations
 
 import asyncio
+import itertools
+import statistics
 import time
 import uuid
 from collections import defaultdict
@@ -187,7 +189,7 @@ class ServiceDrill:
 
 
 async def _losses(kafka: Any, since: Marks) -> list[float]:
-    """For each attempt that another followed: the time from the newest checkpoint that was committed of it to its last sample, rounded up to whole samples."""
+    """For each attempt that another followed: the steps behind the newest committed checkpoint, in seconds at its pace: by the clock it may have been paused."""
     samples: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for record in await records_since(kafka, METRICS, since):
         sample = orjson.loads(record.value)
@@ -206,10 +208,11 @@ async def _losses(kafka: Any, since: Marks) -> list[float]:
     }
     losses = []
     for uid, number in finished:
-        if (uid, number + 1) in finished and (told := samples[uid, number]):
-            step = committed.get((uid, number), 0)
-            saved = max((time_ms for at, time_ms in told if at <= step), default=min(time_ms for _, time_ms in told))
-            losses.append((max(time_ms for _, time_ms in told) - saved) / 1000)
+        if (uid, number + 1) in finished and (told := sorted(samples[uid, number], key=lambda sample: sample[1])):
+            kept = max((step for (job, earlier), step in committed.items() if job == uid and earlier <= number), default=told[0][0])
+            paces = [(step - before) / (at - since) for (before, since), (step, at) in itertools.pairwise(told) if at > since and step > before]
+            if paces:
+                losses.append(max(0.0, told[-1][0] - kept) / statistics.median(paces) / 1000)
     return losses
 
 

@@ -534,6 +534,12 @@ class TestReasons:
         assert [node["node"] for node in list_nodes(world.state)] == ["node-1", "node-2"]
         assert world.state.hash() == before
 
+    def test_explain_where_there_was_never_a_node(self, world: World) -> None:
+        answer = explain_job(world.state, world.submit("early"))
+        assert answer is not None
+        assert (answer["reason"], answer["position"]) == ("NoNodes", 1)
+        assert "pool default has no live node; start an agent with OPENTINKER_AGENT__POOL=default" in answer["text"]
+
     def test_explain_names_the_nodes_that_lack_one_thing(self, world: World) -> None:
         world.agent("node-1", gpus=1, cpu=2)
         world.submit("no-gpu", gpu=0, cpu=2)
