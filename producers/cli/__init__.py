@@ -30,7 +30,7 @@ _COMMANDS: Final = {
     "cordon": ("opentinker.producers.cli.admin", "cordon", "Place nothing new on a node."),
     "uncordon": ("opentinker.producers.cli.admin", "uncordon", "Let a node take work again."),
     "brake": ("opentinker.producers.cli.admin", "brake", "Say that losses which the brake holds back are real."),
-    "limits": ("opentinker.producers.cli.admin", "limits", "Set and show what a namespace may have."),
+    "limits": ("opentinker.producers.cli.limits", "limits", "Set and show what a namespace may have."),
     "access": ("opentinker.producers.cli.access", "access", "Give every role its user, rights and quota on Kafka."),
     "scheduler": ("opentinker.producers.cli.scheduler", "scheduler", "Decide what a scheduler that refuses to start goes on with."),
     "topics": ("opentinker.producers.cli.streams", "topics", "Make, compare and list the Kafka topics."),

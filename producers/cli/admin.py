@@ -11,17 +11,16 @@ from typing import Any
 import click
 from opentinker.compose.runtime import kafka
 from opentinker.schemas.errors import nearest, shorten
-from opentinker.schemas.messages import AcknowledgeBrake, CordonNode, SetNamespaceLimits, UncordonNode
+from opentinker.schemas.messages import AcknowledgeBrake, CordonNode, UncordonNode
 from opentinker.schemas.records import Message, encode
 from opentinker.schemas.topics import ADMIN, partition_of
 from pydantic import ValidationError
 
 from ..client import Client
 from ..client.errors import NotFoundError, OpenTinkerError
-from .connect import configured, gateway
-from .output import format_option, print_data, print_table
+from .connect import configured
 
-__all__ = ["brake", "cordon", "limits", "uncordon"]
+__all__ = ["brake", "cordon", "tell", "uncordon"]
 
 pool_option = click.option("--pool", default="default", show_default=True, help="The pool the node is in.")
 
@@ -31,7 +30,7 @@ pool_option = click.option("--pool", default="default", show_default=True, help=
 @pool_option
 def cordon(node: str, pool: str) -> None:
     """Place nothing new on NODE; what runs there goes on."""
-    _tell(CordonNode, pool, node=node)
+    tell(CordonNode, pool, node=node)
     click.echo(f"node {node} is cordoned; opentinker uncordon {node} takes it back")
 
 
@@ -40,7 +39,7 @@ def cordon(node: str, pool: str) -> None:
 @pool_option
 def uncordon(node: str, pool: str) -> None:
     """Let NODE take work again."""
-    _tell(UncordonNode, pool, node=node)
+    tell(UncordonNode, pool, node=node)
     click.echo(f"node {node} takes work again")
 
 
@@ -54,52 +53,8 @@ def brake() -> None:
 def acknowledge(pool: str) -> None:
     """Say that the losses are real: what the brake holds back is evicted and stopped."""
     _pool_must_exist(pool)
-    _tell(AcknowledgeBrake, pool)
+    tell(AcknowledgeBrake, pool)
     click.echo(f"the brake of pool {pool} lets go if it is engaged")
-
-
-@click.group()
-def limits() -> None:
-    """What a namespace may have in a pool."""
-
-
-in_pool_option = click.option("--pool", default="default", show_default=True, help="The pool that the limit is for.")
-
-
-@limits.command("set")
-@click.argument("namespace")
-@click.option("--queued-max", type=click.IntRange(0, 2**53 - 1), required=True, help="Jobs that may wait at once; 0 takes no new ones.")
-@in_pool_option
-def set_limits(namespace: str, queued_max: int, pool: str) -> None:
-    """Say how many jobs of NAMESPACE may wait. What waits already goes on waiting."""
-    _tell(SetNamespaceLimits, pool, namespace=namespace, queued_max=queued_max)
-    click.echo(f"namespace {namespace} may have {queued_max:,} jobs waiting in pool {pool}")
-
-
-@limits.command()
-@click.argument("namespace")
-@in_pool_option
-def clear(namespace: str, pool: str) -> None:
-    """Let the usual limits hold for NAMESPACE again."""
-    _tell(SetNamespaceLimits, pool, namespace=namespace)
-    click.echo(f"the usual limits hold for namespace {namespace} in pool {pool}")
-
-
-@limits.command("list")
-@format_option
-def list_limits(output: str) -> None:
-    """List namespaces that have jobs waiting or limits of their own."""
-    with gateway() as client:
-        rows = client.limits()
-    if output in ("json", "yaml"):
-        print_data(rows, output)
-        return
-    shown = [(row["namespace"], row["pool"], f"{row['queued']:,}", f"{row['queuedMax']:,}{' (usual)' if row['usual'] else ''}") for row in rows]
-    if output == "name":
-        for row in rows:
-            click.echo(row["namespace"])
-    else:
-        print_table(("NAMESPACE", "POOL", "WAITING", "MAY WAIT"), shown, "no jobs wait, and no namespace has limits of its own")
 
 
 def _nodes() -> list[dict[str, Any]] | None:
@@ -130,7 +85,8 @@ def _must_exist(node: str, pool: str) -> None:
         raise NotFoundError(f"pool {pool} has no node {shorten(node)}; {f'did you mean {guess}?' if guess else 'see opentinker get nodes'}", 404)
 
 
-def _tell(kind: type[Message], pool: str, **fields: str | int) -> None:
+def tell(kind: type[Message], pool: str, **fields: Any) -> None:
+    """Write one message of an administrator. Names that are none are told."""
     try:
         message = kind.model_validate({"pool": pool, "requested_by": f"cli:{getpass.getuser()}", **fields})
     except ValidationError as error:

@@ -11,11 +11,11 @@ from typing import Any
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 from opentinker.schemas.quantities import format_bytes, format_cpu, format_duration
 
-from .entities import Job, Node
+from .entities import Amounts, Job, Limits, Node
 from .fit import find_plan, room_for
 from .policy import QUEUED_MAX
 from .queueing import describe_requirement, queued_max
-from .share import most_replicas
+from .share import limits_of, most_replicas
 from .state import State, turn_of
 
 __all__ = ["explain_job", "list_limits", "list_nodes", "usual_limits"]
@@ -144,7 +144,7 @@ def list_nodes(state: State) -> list[dict[str, Any]]:
 
 
 def list_limits(state: State) -> list[dict[str, Any]]:
-    """Every namespace that has jobs waiting or a limit of its own: how many wait in which pool, and how many may."""
+    """Every namespace that has jobs or limits of its own in a pool: what waits, what it holds, and what it may have."""
     own = {(limits.pool, limits.namespace) for limits in state.limits.values()}
     return [
         {
@@ -152,10 +152,22 @@ def list_limits(state: State) -> list[dict[str, Any]]:
             "namespace": namespace,
             "queued": state.queued.get((pool, namespace), 0),
             "queuedMax": queued_max(state, pool, namespace),
-            "usual": (pool, namespace) not in own,
+            "usual": limits.queued_max is None,
+            "placed": state.placed.get((pool, namespace), 0),
+            "runningMax": limits.running_max,
+            "weightMilli": limits.weight_milli,
+            "holds": _resources(state.used(pool, namespace)),
+            "nominal": _resources(limits.nominal) if limits.nominal else None,
+            "borrowing": _resources(limits.borrowing),
+            "lending": _resources(limits.lending),
         }
-        for pool, namespace in sorted(own | state.queued.keys())
+        for pool, namespace in sorted(own | state.queued.keys() | state.placed.keys())
+        if (limits := limits_of(state, pool, namespace))
     ]
+
+
+def _resources(found: Amounts | Limits) -> dict[str, int | None]:
+    return {"gpus": found.gpus, "cpuMillis": found.cpu_millis, "memoryBytes": found.memory_bytes}
 
 
 def usual_limits() -> dict[str, int]:

@@ -36,7 +36,7 @@ __all__ = [
     "TIMERS_PER_STEP_MAX",
 ]
 
-CORE_VERSION: Final = 3
+CORE_VERSION: Final = 4
 
 CLOCK_STEP_MAX_MS: Final = 2_000  # one input moves the clock at most this far: an outage of the broker expires nothing
 COMMAND_VALID_MS: Final = 60_000  # an agent ignores a placement older than this; the scheduler sends it again
