@@ -210,3 +210,32 @@ def test_a_configuration_that_cannot_be_read_is_invalid_input_for_every_command(
     raised = run(*words).exception
     assert isinstance(raised, Exception)
     assert exit_code_of(raised) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "say what it may have, for example"),
+        (("--own", "gpus=4"), "did you mean gpu=N?"),
+        (("--own", "gpu=many"), "gpu: 'many' is no whole number"),
+        (("--own", "memory=lots"), "memory:"),
+        (("--borrow", "gpu=1"), "give --own, for example --own gpu=4"),
+        (("--weight", "0"), "--weight"),
+    ],
+)
+def test_limits_that_are_none_are_refused(words: tuple[str, ...], says: str) -> None:
+    result = run("limits", "set", "team-a", *words)
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_limits_are_listed_with_what_is_held(gateway: Any) -> None:
+    row = {
+        "pool": "default", "namespace": "team-a", "queued": 3, "queuedMax": 200_000, "usual": True, "placed": 2, "runningMax": 4, "weightMilli": 2500,
+        "holds": {"gpus": 2, "cpuMillis": 4000, "memoryBytes": 2**33}, "nominal": {"gpus": 4, "cpuMillis": None, "memoryBytes": None},
+        "borrowing": {"gpus": None, "cpuMillis": None, "memoryBytes": None}, "lending": {"gpus": 1, "cpuMillis": None, "memoryBytes": None},
+    }  # fmt: skip
+    gateway({("GET", "/v1/limits"): (200, {"limits": [row]})})
+    header, line = run("limits", "list").stdout.splitlines()
+    assert " ".join(line.split()) == "team-a default 3 200,000 (usual) 2/4 2 GPU 4 CPU 8 GiB 2.5 4 GPU all 1 GPU"
+    assert header.split()[:2] == ["NAMESPACE", "POOL"]

@@ -7,7 +7,7 @@ from opentinker.scheduler_stream.codec import decode_change, encode_change
 from opentinker.scheduler_stream.core import queueing
 from opentinker.scheduler_stream.core.explain import list_limits
 from opentinker.scheduler_stream.core.state import Change, State
-from opentinker.schemas.messages import JobFailed, JobPhase, JobSubmitted
+from opentinker.schemas.messages import JobFailed, JobPhase, JobSubmitted, ResourceLimits, SetNamespaceLimits
 from scheduler_world import World
 
 
@@ -121,7 +121,25 @@ def test_everyone_is_told_what_waits_and_what_may() -> None:
     world = World()
     world.limit(5, namespace="team-a")
     world.submit("a")
-    assert list_limits(world.state) == [
+    shown = [{key: row[key] for key in ("pool", "namespace", "queued", "queuedMax", "usual")} for row in list_limits(world.state)]
+    assert shown == [
         {"pool": "default", "namespace": "default", "queued": 1, "queuedMax": 200_000, "usual": True},
         {"pool": "default", "namespace": "team-a", "queued": 0, "queuedMax": 5, "usual": False},
     ]
+
+
+def test_what_a_namespace_holds_and_may_have_is_told() -> None:
+    world = World()
+    world.agent("node-1", gpus=2)
+    own = ResourceLimits(gpus=4, memory_bytes=2**33)
+    world.put(
+        SetNamespaceLimits(
+            pool="default", namespace="a", requested_by="t", running_max=3, weight_milli=2500, nominal=own, lending=ResourceLimits(gpus=1)
+        )
+    )
+    world.submit("job", namespace="a")
+    [row] = list_limits(world.state)
+    assert (row["placed"], row["runningMax"], row["weightMilli"], row["queued"]) == (1, 3, 2500, 0)
+    assert row["holds"] == {"gpus": 1, "cpuMillis": 1000, "memoryBytes": 2**30}
+    assert row["nominal"] == {"gpus": 4, "cpuMillis": None, "memoryBytes": 2**33}
+    assert (row["borrowing"]["gpus"], row["lending"]["gpus"]) == (None, 1)
