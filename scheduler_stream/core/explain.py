@@ -12,7 +12,7 @@ from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 from opentinker.schemas.quantities import format_bytes, format_cpu, format_duration
 
 from .entities import Amounts, Job, Limits, Node
-from .fit import find_plan, room_for
+from .fit import find_plan, room_for, unschedulable_reason
 from .policy import QUEUED_MAX
 from .queueing import describe_requirement, queued_max
 from .share import limits_of, most_replicas
@@ -63,7 +63,9 @@ def _pending(state: State, job: Job) -> dict[str, Any]:
         text = f"waits {format_duration(wait)} before attempt {job.attempt_number + 1}: {job.message}"
         return {"reason": UnschedulableReason.BACKOFF.value, "text": text, "position": ahead + 1}
     most, shortage = most_replicas(state, job.pool, job.namespace, job.needs)
-    plan = find_plan(state, job.pool, job.needs, most) if most >= job.needs.at_least else UnschedulableReason.QUOTA_EXCEEDED
+    plan = find_plan(state, job.pool, job.needs, most) if most >= job.needs.at_least else unschedulable_reason(state, job.pool, job.needs)
+    if most < job.needs.at_least and plan is UnschedulableReason.INSUFFICIENT_CAPACITY:
+        plan = UnschedulableReason.QUOTA_EXCEEDED
     free = _free(state, job.pool)
     needs = f"needs {describe_requirement(job.needs)}"
     if not isinstance(plan, UnschedulableReason):

@@ -45,7 +45,7 @@ class _Line:
 class Queue:
     """Pending jobs of one pool.
 
-    `blocked`: what is known not to fit until capacity is freed, and why. `withheld`: classes whose namespace may have no more at present, and why. `told`: the
+    `blocked`: what is known not to fit until capacity is freed, and why. `withheld`: classes whose namespace may have no more at present. `told`: the
     reason that a class's jobs show, or are about to. `untold`: jobs of a class that may show another one, the one whose turn is next last.
     """
 
@@ -54,7 +54,7 @@ class Queue:
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}
         self.blocked: dict[Requirement, UnschedulableReason] = {}
-        self.withheld: dict[Class, UnschedulableReason] = {}
+        self.withheld: set[Class] = set()
         self.told: dict[Class, UnschedulableReason] = {}
         self.untold: dict[Class, list[str]] = {}
 
@@ -108,21 +108,25 @@ class Queue:
         self.blocked[needs] = reason
         for namespace, line in self._lines.items():
             if needs in line.classes:
-                self._tell(namespace, needs, reason)
+                self._tell(namespace, needs)
 
-    def withhold(self, namespace: str, needs: Requirement, reason: UnschedulableReason) -> None:
+    def withhold(self, namespace: str, needs: Requirement) -> None:
         """The namespace may not have that at present."""
-        self.withheld[namespace, needs] = reason
-        self._tell(namespace, needs, reason)
+        self.withheld.add((namespace, needs))
+        self._tell(namespace, needs)
 
-    def _tell(self, namespace: str, needs: Requirement, reason: UnschedulableReason) -> None:
-        if self.told.get((namespace, needs)) is not reason:
+    def _tell(self, namespace: str, needs: Requirement) -> None:
+        reason = self.reason_of((namespace, needs))
+        if reason is not None and self.told.get((namespace, needs)) is not reason:
             self.told[namespace, needs] = reason
             self.untold[namespace, needs] = [uid for _, _, uid in sorted(self._lines[namespace].classes[needs], reverse=True)]
 
     def reason_of(self, class_: Class) -> UnschedulableReason | None:
-        """Why the class waits, as far as it is known."""
-        return self.withheld.get(class_) or self.blocked.get(class_[1])
+        """Why the class waits, as far as it is known: that it would not fit even if nobody held anything goes before that its namespace has too much."""
+        blocked = self.blocked.get(class_[1])
+        if class_ in self.withheld and blocked in (None, UnschedulableReason.INSUFFICIENT_CAPACITY):
+            return UnschedulableReason.QUOTA_EXCEEDED
+        return blocked
 
     def freed(self) -> None:
         """Something that was in vain may not be any more."""

@@ -18,7 +18,7 @@ from opentinker.schemas.quantities import duration_s, format_bytes, format_cpu
 from .attempts import finish_job, place, stop_attempt
 from .effects import Effects
 from .entities import Job, Limits, NamespaceLimits, Requirement, Toleration
-from .fit import find_plan
+from .fit import find_plan, unschedulable_reason
 from .lifecycle import JobMove, StopCause
 from .policy import COMMANDS_PER_STEP_MAX, FITS_PER_STEP_MAX, KINDS_PER_STEP_MAX, QUEUED_MAX, REASONS_PER_STEP_MAX
 from .queue import Turn
@@ -221,7 +221,10 @@ def _try(effects: Effects, pool: str, job: Job) -> None:
     state = effects.state
     most, _ = most_replicas(state, pool, job.namespace, job.needs)
     if most < job.needs.at_least:
-        state.queue(pool).withhold(job.namespace, job.needs, UnschedulableReason.QUOTA_EXCEEDED)
+        reason = unschedulable_reason(state, pool, job.needs)
+        if reason is not UnschedulableReason.INSUFFICIENT_CAPACITY:
+            state.queue(pool).block(job.needs, reason)
+        state.queue(pool).withhold(job.namespace, job.needs)
         return
     plan = find_plan(state, pool, job.needs, most)
     if isinstance(plan, UnschedulableReason):

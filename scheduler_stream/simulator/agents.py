@@ -42,6 +42,8 @@ class SimAgent:
     cpu_millis: int
     memory_bytes: int
     gpus: int
+    labels: dict[str, str] = field(default_factory=dict)
+    taints: tuple[str, ...] = ()
     folder: str = ""  # where it keeps its memory: another one, with the same name, is a rival
     starts: int = 0
     stopping: bool = False  # told to end
@@ -86,6 +88,7 @@ class SimAgent:
                 cpu_millis=self.cpu_millis, memory_bytes=self.memory_bytes,
                 devices=tuple(reports.Device(index=i, simulated=True) for i in range(self.gpus)),
             ),
+            labels=self.labels, taints=tuple(reports.Taint(key=key) for key in self.taints),
             address="127.0.0.1", port_low=29500, port_high=29520,
         )  # fmt: skip
 

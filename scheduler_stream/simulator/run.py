@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentinker.schemas.manifest import parse_manifest, spec_digest
-from opentinker.schemas.messages import BrakeEngaged, NodeNameTaken, SetNamespaceLimits, placements
+from opentinker.schemas.messages import BrakeEngaged, NodeNameTaken, ResourceLimits, SetNamespaceLimits, placements
 from opentinker.schemas.messages.commands import CancelJob, SubmitJob
 from opentinker.schemas.messages.jobs import JobPhase, UnschedulableReason
 from opentinker.schemas.messages.reports import AttemptOutcome, AttemptPhase, FailureClass, Tick
@@ -30,6 +30,7 @@ from .agents import LEASE_MS, SimAgent
 __all__ = ["Report", "SimulationFailedError", "simulate"]
 
 _STEP_MS = 500
+_NAMESPACES = ("default", "default", "a", "b")
 _COPIED = 0.02  # the share of inputs that come once more, late
 _QUIET_MS = 900_000  # how long a fault-free cluster may take to drain the queue
 _ALL_BACK_MS = 30_000  # within which every agent is back, also one that must wait for its name
@@ -59,6 +60,7 @@ class _Story:
         self.limits = random.Random(f"limits {seed}")  # noqa: S311
         self.names = random.Random(f"names {seed}")  # noqa: S311
         self.clocks = random.Random(f"clocks {seed}")  # noqa: S311
+        self.wishes = random.Random(f"wishes {seed}")  # noqa: S311
         self.copying = random.Random(f"copies {seed}")  # noqa: S311
         self.copies: list[tuple[int, int, str, Message]] = []  # (due, sequence, topic, message)
         self.broker_off_ms = 0  # how far the broker's clock is ahead
@@ -71,6 +73,9 @@ class _Story:
             SimAgent(f"node-{i}", "default", 1000 * self.random.choice((2, 4, 8)), 2**30 * 16, self.random.choice((0, 1, 2, 4)))
             for i in range(self.random.randint(1, 10))
         ]
+        for number, agent in enumerate(self.agents):
+            agent.labels = {"rack": f"r{number // 3}"} if self.wishes.random() < 0.8 else {}
+            agent.taints = ("odd",) if self.wishes.random() < 0.15 else ()
         self.commands: list[tuple[int, int, Message]] = []  # (due, sequence, command)
         self.reports: list[tuple[int, int, Message]] = []
         self.sequence = 0
@@ -191,20 +196,37 @@ class _Story:
             "replicas": self.random.choice((1, 1, 2, 3, 4)),
             "resources": {"cpu": self.random.choice((1, 2)), "memory": "1Gi", "gpu": self.random.choice((0, 0, 1))},
             "retry": {"infrastructure": 50},
+            "priority": self.wishes.choice((0, 0, 0, 1, 5, -5)),
+            "topology": self.wishes.choice(({}, {}, {"spread": True}, {"same": "rack"})),
         }
-        job = parse_manifest({"apiVersion": "opentinker.io/v1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec})
+        namespace = self.wishes.choice(_NAMESPACES)
+        if self.wishes.random() < 0.3:
+            spec["minReplicas"] = self.wishes.randint(1, spec["replicas"])
+        if self.wishes.random() < 0.1:
+            spec["nodeSelector"] = {"rack": ["r0", "r1"]}
+        if self.wishes.random() < 0.5:
+            spec["tolerations"] = [{"key": "odd"}]
+        job = parse_manifest(
+            {"apiVersion": "opentinker.io/v1", "kind": "TrainingJob", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
+        )
         uid = job_uid_of("sim", f"{self.seed}/{name}")
         command = SubmitJob(
-            job_uid=uid, namespace="default", name=name, pool="default", spec=job.spec, spec_digest=spec_digest(job), submitted_by="sim"
+            job_uid=uid, namespace=namespace, name=name, pool="default", spec=job.spec, spec_digest=spec_digest(job), submitted_by="sim"
         )  # fmt: skip
         self.submitted.append(uid)
         for _ in range(1 + (self.random.random() < 0.2)):
             self.append(COMMANDS, command)
 
     def limit(self) -> None:
-        """An administrator narrows the queue, or lets the usual limit hold again."""
+        """An administrator narrows the queue, or lets the usual limit hold again; or says what is a namespace's own."""
         queued_max = self.limits.choice((0, 2, 5, None, None, None))
-        self.append(ADMIN, SetNamespaceLimits(pool="default", namespace="default", queued_max=queued_max, requested_by="sim"))
+        namespace, fields = self.wishes.choice(_NAMESPACES), {}
+        if self.wishes.random() < 0.5:
+            amounts = [ResourceLimits(gpus=self.wishes.randint(0, 4), cpu_millis=self.wishes.choice((None, 4_000))) for _ in range(3)]
+            fields = {"nominal": amounts[0], "borrowing": self.wishes.choice((None, amounts[1])), "lending": self.wishes.choice((None, amounts[2]))}
+            fields |= {"running_max": self.wishes.choice((None, None, 1, 3)), "weight_milli": self.wishes.choice((500, 1000, 4000))}
+            self.report.faults["quota"] += 1
+        self.append(ADMIN, SetNamespaceLimits(pool="default", namespace=namespace, queued_max=queued_max, requested_by="sim", **fields))
         self.report.faults["limit"] += 1
 
     def change_agents(self) -> None:
@@ -215,7 +237,9 @@ class _Story:
                 agent.stopping = True
                 self.report.faults["stop" if agent.attempts else "stop_idle"] += 1
         elif len(self.agents) < 12:
-            rival = SimAgent(agent.name, agent.pool, agent.cpu_millis, agent.memory_bytes, agent.gpus, folder=f"r{len(self.agents)}.")
+            rival = SimAgent(
+                agent.name, agent.pool, agent.cpu_millis, agent.memory_bytes, agent.gpus, agent.labels, agent.taints, folder=f"r{len(self.agents)}."
+            )
             self.agents.append(rival)
             self.append(REPORTS, rival.started(self.now))
 
@@ -249,7 +273,7 @@ class _Story:
             self.restart()
         elif kind == "cancel" and self.submitted:
             uid = self.random.choice(self.submitted)
-            self.append(COMMANDS, CancelJob(job_uid=uid, namespace="default", pool="default", requested_by="sim"))
+            self.append(COMMANDS, CancelJob(job_uid=uid, namespace=self.state.jobs[uid].namespace, pool="default", requested_by="sim"))
             self.report.faults[kind] += 1
         elif kind == "broker" and self.broker_up:
             self.broker_up = False
@@ -276,7 +300,8 @@ class _Story:
         self.report.faults["restart"] += 1
 
     def drained(self) -> bool:
-        return all(job.phase.terminal or job.unschedulable is UnschedulableReason.TOO_LARGE for job in self.state.jobs.values())
+        never = (UnschedulableReason.TOO_LARGE, UnschedulableReason.NO_MATCHING_NODES)
+        return all(job.phase.terminal or job.unschedulable in never for job in self.state.jobs.values())
 
 
 def simulate(seed: int, slices: int = 400) -> Report:
@@ -298,6 +323,8 @@ def simulate(seed: int, slices: int = 400) -> Report:
         story.heal()
         story.advance()
     story.broker_up = True
+    for namespace in _NAMESPACES:  # limits may be so tight that a job would wait for ever
+        story.append(ADMIN, SetNamespaceLimits(pool="default", namespace=namespace, requested_by="sim"))
     story.heal(everything=True)
     for slice_number in range(_QUIET_MS // _STEP_MS):
         story.heal(everything=True)  # those that were just being stopped are started again, too

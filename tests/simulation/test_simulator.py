@@ -22,7 +22,7 @@ def test_no_seed_breaks_a_property_and_every_fault_bites() -> None:
         phases += report.phases
     assert {kind for kind, count in faults.items() if count >= 20} == {
         "kill", "cut", "cut_most", "brake", "fail", "user_error", "restart", "cancel", "broker",
-        "limit", "queue_full", "stop", "stop_idle", "name_taken", "clock", "copy",
+        "limit", "quota", "queue_full", "stop", "stop_idle", "name_taken", "clock", "copy",
     }  # fmt: skip
     assert phases["Completed"] > 1000
     assert phases["Cancelled"] > 20
