@@ -210,3 +210,16 @@ def test_a_configuration_that_cannot_be_read_is_invalid_input_for_every_command(
     raised = run(*words).exception
     assert isinstance(raised, Exception)
     assert exit_code_of(raised) == 2
+
+
+def test_what_libraries_say_of_connections_is_not_the_commands_word(tmp_path: Path) -> None:
+    code = (
+        "import logging, sys; from opentinker.producers import cli; sys.argv = ['opentinker', 'topics', 'list', '-o', 'name']\n"
+        "try: cli.main()\nexcept SystemExit: pass\n"
+        "for name in ('asyncio', 'aiokafka.conn'): logging.getLogger(name).error('Fatal error on SSL protocol')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"OPENTINKER_HOME": str(tmp_path)}, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
