@@ -39,6 +39,7 @@ class GatewayContext:
     registry_token: str | None  # None: this gateway gives no download URLs
     stop: asyncio.Event
     limits: QueueLimits
+    doubtful: dict[str, None] = field(default_factory=dict)  # submissions by uid that Kafka may have or not, the newest last; a bounded number
     in_flight: dict[str, asyncio.Future[None]] = field(default_factory=dict)  # submissions by uid that wait for Kafka's ack
 
     async def job(self, identifier: str, namespace: str) -> JobStatus:
