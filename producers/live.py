@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from opentinker.compose.runtime.kafka import groupless_consumer, input_record
+from opentinker.compose.runtime.kafka import groupless_consumer, input_record, started
 from opentinker.compose.runtime.metrics import counter, gauge
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.schemas.errors import InvalidMessage
@@ -129,14 +129,12 @@ class LiveFeed:
 
     @contextlib.asynccontextmanager
     async def _reading(self) -> AsyncIterator[AIOKafkaConsumer]:
-        reader = groupless_consumer(self._settings, self._client_id, max_poll_records=_BATCH)
-        try:
-            await reader.start()
+        async with started(groupless_consumer(self._settings, self._client_id, max_poll_records=_BATCH)) as reader:
             self._reader = reader
-            yield reader
-        finally:
-            self._reader = None
-            await reader.stop()
+            try:
+                yield reader
+            finally:
+                self._reader = None
 
     async def _follow(self, reader: AIOKafkaConsumer) -> None:
         places = {topic: [TopicPartition(topic, number) for number in range(_partitions(topic))] for topic in self._topics}

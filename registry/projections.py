@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from opentinker.compose.runtime.kafka import groupless_consumer, input_record, send
+from opentinker.compose.runtime.kafka import groupless_consumer, input_record, send, started
 from opentinker.compose.runtime.metrics import counter, gauge
 from opentinker.compose.runtime.settings import KafkaSettings
 from opentinker.schemas.dead_letters import dead_letter
@@ -162,9 +162,7 @@ async def run_projections(settings: KafkaSettings, pool: Any, producer: AIOKafka
         _DEAD.labels(record.topic).inc()
         structlog.get_logger().warning("record dead-lettered", topic=record.topic, partition=record.partition, offset=record.offset)
 
-    reader = groupless_consumer(settings, "registry-projections", max_poll_records=_BATCH)
-    await reader.start()
-    try:
+    async with started(groupless_consumer(settings, "registry-projections", max_poll_records=_BATCH)) as reader:
         places = await _assign(pool, reader)
         structlog.get_logger().info("projections started", partitions=len(places))
         while True:
@@ -176,8 +174,6 @@ async def run_projections(settings: KafkaSettings, pool: Any, producer: AIOKafka
                 for record in records:
                     _PROJECTED.labels(record.topic).inc()
             await _measure_lag(reader, places)
-    finally:
-        await reader.stop()
 
 
 async def _assign(pool: Any, reader: AIOKafkaConsumer) -> list[TopicPartition]:

@@ -38,10 +38,12 @@ class Replica:
         self._settings = settings
         self.folds: dict[int, Fold] = {}
         self._reader: AIOKafkaConsumer | None = None
-        self._heard_at: dict[int, float] = {}  # partition → the loop's time
+        self._heard_at: dict[int, float] = {}  # partition → the loop's time; absent: not yet
+        self._began = 0.0
 
     async def start(self) -> None:
         """Read every partition's journal from where recovery would start."""
+        self._began = asyncio.get_running_loop().time()
         reader = self._reader = kafka.groupless_consumer(self._settings, "scheduler-replica")
         await reader.start()
         places = [TopicPartition(JOURNAL, partition) for partition in range(self._settings.partitions)]
@@ -66,12 +68,12 @@ class Replica:
         await reader.stop()
 
     async def probe(self) -> dict[str, str]:
-        return {"journal": "ok" if min(map(self.silent_s, self.folds)) < _STALE_S else "no scheduler has written for a while"}
+        heard = bool(self._heard_at) and min(map(self.silent_s, self._heard_at)) < _STALE_S
+        return {"journal": "ok" if heard else "no scheduler has written for a while"}
 
     def silent_s(self, partition: int) -> float:
         """For how long nobody has written the partition's journal, as far as this process knows."""
-        now = asyncio.get_running_loop().time()
-        return now - self._heard_at.setdefault(partition, now)
+        return asyncio.get_running_loop().time() - self._heard_at.get(partition, self._began)
 
     def explain(self, job_uid: str, pool: str) -> dict[str, Any]:
         """Why the job stands where it stands, or that the scheduler has not taken it; and whether the scheduler is at work at all."""

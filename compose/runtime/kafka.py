@@ -45,6 +45,7 @@ _REQUEST_BYTES_MAX = JOURNAL_BYTES_MAX + 2**20  # the largest record there is, a
 _SEND_TIMEOUT_MS = 5_000  # a send without an answer in this time ends its process, which a supervisor restarts
 
 T = TypeVar("T")
+C = TypeVar("C", AIOKafkaConsumer, AIOKafkaProducer)
 
 lenient_records.install()
 
@@ -112,13 +113,13 @@ def groupless_consumer(settings: KafkaSettings, client_id: str, **overrides: Any
 
 
 @asynccontextmanager
-async def started(reader: AIOKafkaConsumer) -> AsyncIterator[AIOKafkaConsumer]:
-    """A reader that is stopped in the end, also when it could not start: aiokafka complains of one that is only forgotten."""
+async def started(client: C) -> AsyncIterator[C]:
+    """A reader or a sender that is stopped in the end, also when it could not start: aiokafka complains of one that is only forgotten."""
     try:
-        await reader.start()
-        yield reader
+        await client.start()
+        yield client
     finally:
-        await reader.stop()
+        await client.stop()
 
 
 async def bounds(reader: AIOKafkaConsumer, place: TopicPartition) -> tuple[int, int]:

@@ -102,13 +102,16 @@ def cli() -> None:
     Start here:  opentinker up
                  opentinker submit -f examples/cartpole-v1.json --wait
     Settings:    OPENTINKER_HOME, OPENTINKER_GATEWAY__URL, OPENTINKER_API_KEY
-    Exit codes:  0 ok, 1 error, 2 usage or invalid input, 3 not found, 4 not authorised, 5 conflict, 6 timeout, 10 job failed
+    Exit codes:  0 ok, 1 error, 2 usage or invalid input, 3 not found, 4 not authorised, 5 conflict, 6 timeout, 10 job failed,
+                 130 interrupted
     """
 
 
 def main() -> None:
     """Run a command; every expected failure is one line on standard error and an exit code."""
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what it says of a broker that is away, the failure says once
+    # What a broker's client says of one that is away, the failure says once; what asyncio says of a TLS connection that was closed in mid-word is nobody's concern.
+    for name in ("aiokafka", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         sys.exit(cli.main(standalone_mode=False) or 0)
     except click.exceptions.Exit as error:

@@ -100,9 +100,5 @@ def tell(kind: type[Message], pool: str, **fields: Any) -> None:
 async def _send(message: Message, pool: str) -> None:
     settings = configured().kafka
     value, headers = encode(message, id=uuid.uuid4().hex, source="opentinker/cli", time_ms=int(time.time() * 1000))
-    sender = kafka.producer(settings, "opentinker-cli")
-    try:
-        await sender.start()
+    async with kafka.started(kafka.producer(settings, "opentinker-cli")) as sender:
         await sender.send_and_wait(ADMIN, value, key=pool.encode(), partition=partition_of(pool, settings.partitions), headers=list(headers))
-    finally:
-        await sender.stop()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING
 
 import click
 
 from ..client import Client
+from ..client.naming import looks_like_uid
 
 if TYPE_CHECKING:
     from opentinker.compose.runtime.settings import Settings
@@ -17,7 +17,6 @@ __all__ = ["configured", "gateway", "uid_of"]
 
 _TIMEOUT_S = 10.0  # longer than the gateway itself waits for a neighbour or for Kafka
 _ATTEMPTS = 2
-_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def gateway() -> Client:
@@ -40,7 +39,7 @@ def configured() -> Settings:
 
 def uid_of(job: str, namespace: str) -> str:
     """The uid of a job that is given by uid, which asks nobody, or by name or the beginning of a uid, which asks the gateway."""
-    if _UID.fullmatch(job):
+    if looks_like_uid(job):
         return job
     with gateway() as client:
         return client.job(job, namespace).metadata.uid

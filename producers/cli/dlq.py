@@ -286,10 +286,8 @@ async def _replay(settings: KafkaSettings, name: str, offsets: Sequence[int], me
     if not offsets:
         return "nothing sent"
     wanted, sent, last = set(offsets), 0, ""
-    sender = kafka.producer(settings, "dlq-replay")
     try:
-        await sender.start()
-        async with topic_reader(settings, name) as (reader, (place, *_)):
+        async with kafka.started(kafka.producer(settings, "dlq-replay")) as sender, topic_reader(settings, name) as (reader, (place, *_)):
             async for record in read_through(reader, place, min(wanted), max(wanted) + 1):
                 if record.offset in wanted:
                     last = await _send_again(sender, Letter(record), mended)
@@ -298,8 +296,6 @@ async def _replay(settings: KafkaSettings, name: str, offsets: Sequence[int], me
         with suppress(OSError):
             click.echo(f"{sent:,} of {len(wanted):,} were sent before this; sending them again is safe", err=True)
         raise
-    finally:
-        await sender.stop()
     if len(wanted) == 1:
         return f"{last}; the dead letter stays until its retention ends"
     return f"{sent:,} sent again; the dead letters stay until their retention ends, or opentinker dlq drop"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ..client import JobFailedError, JobView, WaitTimeoutError
 from ..client.errors import NotFoundError
 from .connect import gateway
 from .models import get_models
-from .output import age, format_option, print_data, print_table, safe
+from .output import age, format_option, print_data, print_rows, print_table, safe
 from .watching import watch_job
 
 __all__ = ["cancel", "describe", "explain", "get", "logs", "submit", "watch"]
@@ -130,7 +129,9 @@ def get(kind: str, name: str | None, namespace: str, all_namespaces: bool, phase
         elif kind in ("model", "models"):
             get_models(client, name, namespace, output)
         else:
-            _print_rows(_named(client.algorithms(), "name", name, "algorithm"), ("name", "description"), output, "no algorithms")
+            print_rows(
+                _named(client.algorithms(), "name", name, "algorithm"), {"NAME": "name", "DESCRIPTION": "description"}, output, "no algorithms"
+            )
 
 
 def _named(rows: list[dict[str, Any]], field: str, name: str | None, what: str) -> list[dict[str, Any]]:
@@ -198,16 +199,6 @@ def _print_nodes(nodes: list[dict[str, Any]], form: str) -> None:
             )
         )
     print_table(("NODE", "POOL", "STATE", "GPUS FREE", "CPU FREE", "JOBS"), rows, "no nodes; start an agent: python -m opentinker.trainer_agent")
-
-
-def _print_rows(rows: list[dict[str, Any]], fields: tuple[str, ...], form: str, empty: str) -> None:
-    if form in ("json", "yaml"):
-        print_data(rows, form)
-        return
-    shown = [field for field in fields if any(field in row for row in rows)] or list(fields)
-    print_table(
-        [re.sub("(?<=[a-z])(?=[A-Z])", " ", field).upper() for field in shown], [[row.get(field, "") for field in shown] for row in rows], empty
-    )
 
 
 @click.command()

@@ -10,7 +10,7 @@ from opentinker.schemas.errors import shorten
 from opentinker.schemas.quantities import format_bytes
 
 from ..client import Client
-from .output import print_data, print_table, safe
+from .output import cell, print_data, print_rows, safe
 
 __all__ = ["get_models"]
 
@@ -20,32 +20,29 @@ _VERSION = re.compile(r"(?P<name>[^:]+):v?(?P<version>[0-9]{1,9})")
 def get_models(client: Client, wanted: str | None, namespace: str, form: str) -> None:
     """Print them. `wanted`: NAME or NAME:VERSION; None: all models."""
     if wanted is None:
-        rows = client.models(namespace)
-        _print(rows, ("NAMESPACE", "NAME", "LATEST VERSION", "CREATED"), ("namespace", "name", "latestVersion", "createdAt"), form)
+        columns = {"NAMESPACE": "namespace", "NAME": "name", "LATEST VERSION": "latestVersion", "CREATED": "createdAt"}
+        _print(client.models(namespace), columns, form)
     elif ":" in wanted:
         _print_version(client, wanted, namespace, form)
     else:
+        columns = {
+            "VERSION": "version",
+            "JOB": "jobUid",
+            "STEPS": "globalStep",
+            "MEAN RETURN": "meanReturn",
+            "ENDED BY": "stopReason",
+            "CREATED": "createdAt",
+        }
         rows = [row | {"meanReturn": (row.get("metrics") or {}).get("mean_return")} for row in client.model_versions(wanted, namespace)]
-        header, fields = (
-            ("VERSION", "JOB", "STEPS", "MEAN RETURN", "ENDED BY", "CREATED"),
-            ("version", "jobUid", "globalStep", "meanReturn", "stopReason", "createdAt"),
-        )
-        _print(rows, header, fields, form)
+        _print(rows, columns, form)
 
 
-def _print(rows: list[dict[str, Any]], header: tuple[str, ...], fields: tuple[str, ...], form: str) -> None:
-    if form in ("json", "yaml"):
-        print_data(rows, form)
-    elif form == "name":
+def _print(rows: list[dict[str, Any]], columns: dict[str, str], form: str) -> None:
+    if form == "name":
         for row in rows:
             click.echo(f"{row['name']}:{row['version']}" if "version" in row else row["name"])
     else:
-        table = [[_shown(row.get(field)) for field in fields] for row in rows]
-        print_table(header, table, "no models yet: a job that completes registers one")
-
-
-def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else safe(str(value))
+        print_rows(rows, columns, form, "no models yet: a job that completes registers one")
 
 
 def _print_version(client: Client, wanted: str, namespace: str, form: str) -> None:
@@ -64,7 +61,7 @@ def _print_version(client: Client, wanted: str, namespace: str, form: str) -> No
         f"Job:       {version['jobUid']} attempt {version['attempt']}, {version['globalStep']:,} steps, ended by {safe(version['stopReason'])}"
     )
     for name, values in (("Metrics", metrics), ("Lineage", lineage)):
-        if told := ", ".join(f"{key} {_shown(value)}" for key, value in sorted(values.items()) if not isinstance(value, dict | list)):
+        if told := ", ".join(f"{key} {safe(cell(value))}" for key, value in sorted(values.items()) if not isinstance(value, dict | list)):
             click.echo(f"{name + ':':<10} {told}")
     click.echo("Files, whose addresses need no key and hold for some hours:")
     for file in version["files"]:

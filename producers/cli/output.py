@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 
-__all__ = ["age", "console", "format_option", "print_data", "print_table", "safe"]
+__all__ = ["age", "cell", "console", "format_option", "print_data", "print_rows", "print_table", "safe"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,6 +40,19 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty:
     widths = [max(len(column), *(len(row[i]) for row in cells)) for i, column in enumerate(columns)]
     for row in [list(columns), *cells]:
         click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], form: str, empty: str) -> None:
+    """Objects as data, or as a table. `columns`: heading → key."""
+    if form in ("json", "yaml"):
+        print_data(rows, form)
+    else:
+        print_table(list(columns), [[cell(row.get(key)) for key in columns.values()] for row in rows], empty)
+
+
+def cell(value: object) -> str:
+    """A value as people read it."""
+    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def safe(text: str) -> str:

@@ -13,7 +13,7 @@ import httpx
 
 from . import calls
 from .connection import find_connection
-from .errors import JobFailedError, OpenTinkerError, UnreachableError, WaitTimeoutError
+from .errors import JobFailedError, OpenTinkerError, UnavailableError, UnknownOutcomeError, UnreachableError, WaitTimeoutError
 from .views import JobView
 
 __all__ = ["AsyncClient"]
@@ -144,22 +144,26 @@ class AsyncClient:
 
     async def _send(self, call: calls.Call) -> Any:
         began = time.monotonic()
+        doubt: UnknownOutcomeError | None = None  # of an earlier try, which a later one's failure does not take away
         for attempt in range(self._attempts):
             last = attempt == self._attempts - 1
             try:
                 response = await self._http.request(call.method, call.path, params=call.params, content=call.body, headers=call.headers)
             except httpx.HTTPError as error:
+                if not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)):
+                    doubt = doubt or _doubt(call)
                 if last or not calls.may_retry(call, None):
-                    raise UnreachableError(
-                        f"no answer from {self.connection.url}: {_reason(error, self._timeout_s)}; is the gateway running? `opentinker up` starts a local one"
-                    ) from None
+                    text = f"no answer from {self.connection.url}: {_reason(error, self._timeout_s)}; is the gateway running? `opentinker up` starts a local one"
+                    raise UnreachableError(f"{text}. {doubt}" if doubt else text) from None
                 await self._wait(began, attempt, None, f"no answer yet ({_reason(error, self._timeout_s)})")
                 continue
             if response.status_code < 400:
                 return _json(response)
             failure = calls.failure_of(response.status_code, response.content)
             if last or not calls.may_retry(call, response.status_code, response.content):
-                raise failure
+                raise doubt if doubt is not None and isinstance(failure, UnavailableError) else failure
+            if isinstance(failure, UnknownOutcomeError):
+                doubt = failure
             await self._wait(began, attempt, response.headers.get("retry-after"), str(failure))
         raise AssertionError("the last attempt returns or raises")
 
@@ -198,6 +202,16 @@ class AsyncClient:
             if failures == calls.ATTEMPTS_MAX:
                 raise UnreachableError(f"the stream from {self.connection.url} broke off ({why}); the job goes on without it")
             await self._wait(heard, failures - 1, None, why, calls.ATTEMPTS_MAX)
+
+
+def _doubt(call: calls.Call) -> UnknownOutcomeError | None:
+    """What a call that was sent and not answered leaves behind, if it asked for something to be done."""
+    key = call.headers.get("Idempotency-Key")
+    if call.method != "POST" or key is None:
+        return None
+    return UnknownOutcomeError(
+        f"An earlier try was not answered, so it is not known whether this was accepted; send the same again with Idempotency-Key: {key}"
+    )
 
 
 def _json(response: httpx.Response) -> Any:

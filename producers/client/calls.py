@@ -130,17 +130,18 @@ def _job(method: str, job: str, rest: str, namespace: str, more: Mapping[str, st
 
 def may_retry(call: Call, status: int | None, body: bytes = b"") -> bool:
     """Whether to try again after that answer (None: no answer). A full queue is an answer, not a fault of the moment: it stays full for longer."""
-    if status == 429 and _reason(body) == _QUEUE_FULL:
+    if status == 429 and _member(body, "reason") == _QUEUE_FULL:
         return False
     return call.repeatable and (status is None or status in _RETRY_STATUSES)
 
 
-def _reason(body: bytes) -> object:
+def _member(body: bytes, name: str) -> object:
+    """Of a problem document."""
     try:
         document = json.loads(body)
     except ValueError:
         return None
-    return document.get("reason") if isinstance(document, dict) else None
+    return document.get(name) if isinstance(document, dict) else None
 
 
 def delay_before_retry(attempt: int, retry_after: str | None, jitter: float) -> float:
@@ -170,6 +171,8 @@ def failure_of(status: int, body: bytes) -> errors.OpenTinkerError:
         503: errors.UnavailableError,
     }
     kind = kinds.get(status, errors.ServerError if status >= 500 else errors.InvalidRequestError)
-    if status == 429 and _reason(body) == _QUEUE_FULL:
+    if status == 429 and _member(body, "reason") == _QUEUE_FULL:
         kind = errors.QueueFullError
+    elif status == 503 and _member(body, "idempotencyKey"):
+        kind = errors.UnknownOutcomeError
     return kind(text, status, found)

@@ -37,6 +37,7 @@ __all__ = [
     "QueueFullError",
     "ServerError",
     "UnavailableError",
+    "UnknownOutcomeError",
     "UnreachableError",
     "WaitTimeoutError",
 ]
@@ -60,6 +61,10 @@ class UnreachableError(OpenTinkerError):
 
 class UnavailableError(OpenTinkerError):
     """Not now."""
+
+
+class UnknownOutcomeError(UnavailableError):
+    """It may have been accepted or not; sending the same again, with the same key, is safe and tells."""
 
 
 class QueueFullError(UnavailableError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from opentinker.registry.read import ReadSide
 from opentinker.schemas.errors import FieldError
 from opentinker.schemas.messages import JobPhase, JobStatus
 
+from ..client.naming import may_begin_uid
 from ..limits import QueueLimits
 from ..live import LiveFeed
 from ..writer import CommandWriter
@@ -23,7 +23,6 @@ __all__ = ["GatewayContext", "NEIGHBOUR_TIMEOUT_S"]  # noqa: RUF022
 
 NEIGHBOUR_TIMEOUT_S = 5.0
 _UID_DASHES = (8, 13, 18, 23)
-_BEGINNING = re.compile(r"[0-9a-f]{8}[-0-9a-f]{0,27}")  # of a uid: as much as lists and logs show of it
 _CANDIDATES_MAX = 5
 
 
@@ -39,6 +38,7 @@ class GatewayContext:
     registry_token: str | None  # None: this gateway gives no download URLs
     stop: asyncio.Event
     limits: QueueLimits
+    doubtful: dict[str, None] = field(default_factory=dict)  # submissions by uid that Kafka may have or not, the newest last; a bounded number
     in_flight: dict[str, asyncio.Future[None]] = field(default_factory=dict)  # submissions by uid that wait for Kafka's ack
 
     async def job(self, identifier: str, namespace: str) -> JobStatus:
@@ -57,7 +57,7 @@ class GatewayContext:
         return status
 
     def _beginning(self, identifier: str) -> JobStatus | None:
-        if not _BEGINNING.fullmatch(identifier):
+        if not may_begin_uid(identifier):
             return None
         found = self.feed.jobs.beginning(identifier, _CANDIDATES_MAX)
         if len(found) > 1:

@@ -118,13 +118,17 @@ def job_routes(context: GatewayContext) -> APIRouter:
 def explained(answer: dict[str, Any], status: JobStatus) -> dict[str, Any]:
     """The replica's answer, where it knows the job; else what its status says. With the scheduler's silence, if it is silent."""
     if not answer.pop("known", True):
-        ended = status.message or f"ended as {status.phase.value}: {status.reason}"
+        said = (
+            f"ended as {status.phase.value}: {status.reason}"
+            if status.phase.terminal
+            else "the scheduler's read replica has not caught up with it yet"
+        )
         answer = answer | {
             "namespace": status.namespace,
             "name": status.name,
             "phase": status.phase.value,
             "reason": status.reason,
-            "text": ended if status.phase.terminal else "accepted; the scheduler has not looked at it yet",
+            "text": status.message or said,
         }
     silent_s = answer.get("schedulerSilentS")
     if silent_s is not None and not status.phase.terminal:

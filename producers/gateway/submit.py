@@ -29,6 +29,7 @@ __all__ = ["submit_routes"]
 SOURCE = "opentinker/gateway"
 _WHO = "api-key:bootstrap"
 _YAML = {"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"}
+_DOUBTFUL_MAX = 10_000  # submissions that are remembered as such
 _KEY_CHARACTERS_MAX = 128
 _RETRY_AFTER_S = "5"
 _FULL_RETRY_AFTER_S = "10"
@@ -177,11 +178,21 @@ async def _accept(context: GatewayContext, command: SubmitJob, ce_id: str, key: 
         if known is not None and known.revision == 0:
             context.feed.jobs.remove(command.job_uid)
         _SUBMISSIONS.labels("unavailable").inc()
-        raise _unavailable(key if error.sent else None) from None
+        if error.sent:
+            _doubt(context, command.job_uid)
+        # Where an earlier try may have reached Kafka, this one's failure does not say that nothing was accepted.
+        raise _unavailable(key if command.job_uid in context.doubtful else None) from None
     finally:
         del context.in_flight[command.job_uid]
         done.set_result(None)
     structlog.get_logger().info("job accepted", namespace=command.namespace, name=command.name, pool=command.pool)
+
+
+def _doubt(context: GatewayContext, job_uid: str) -> None:
+    context.doubtful.pop(job_uid, None)
+    context.doubtful[job_uid] = None
+    while len(context.doubtful) > _DOUBTFUL_MAX:
+        del context.doubtful[next(iter(context.doubtful))]
 
 
 async def _wait_for_first(context: GatewayContext, job_uid: str) -> None:

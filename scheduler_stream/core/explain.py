@@ -75,22 +75,28 @@ def _pending(state: State, job: Job) -> dict[str, Any]:
             "position": ahead + 1,
             "free": free,
         }
-    known = {
-        UnschedulableReason.QUOTA_EXCEEDED: shortage,
-        UnschedulableReason.NO_NODES: f"pool {job.pool} has no live node; start an agent with OPENTINKER_AGENT__POOL={job.pool}",
-        UnschedulableReason.NO_MATCHING_NODES: f"of {free['nodes']} nodes of pool {job.pool} {_unmatched(state, job)}",
-        UnschedulableReason.TOO_LARGE: f"pool {job.pool} has {_capacity(state, job.pool)} in all, on {free['nodes']} nodes; ask for less or add nodes",
-        UnschedulableReason.NODES_AWAY: f"it would fit pool {job.pool} if these were there: {_away(state, job.pool)}",
-        UnschedulableReason.CORDONED: f"it would fit pool {job.pool}, but {free['cordoned']} of its {free['nodes']} nodes are cordoned",
-    }
-    text = known.get(plan, "")
-    if not text:
-        fit = room_for(state, job.pool, job.needs)
-        text = (
-            f"pool {job.pool} has {free['gpus']} free GPUs, {format_cpu(free['cpuMillis'])} and {format_bytes(free['memoryBytes'])} free"
-            f" on {free['nodes']} nodes, room for {fit} of its {job.needs.replicas} replicas{_short_of(state, job)}"
-        )
-    return {"reason": plan.value, "text": f"{needs}; {text}", "position": ahead + 1, "free": free}
+    return {"reason": plan.value, "text": f"{needs}; {_why(state, job, plan, free, shortage)}", "position": ahead + 1, "free": free}
+
+
+def _why(state: State, job: Job, reason: UnschedulableReason, free: dict[str, int], shortage: str) -> str:
+    match reason:
+        case UnschedulableReason.QUOTA_EXCEEDED:
+            return shortage
+        case UnschedulableReason.NO_NODES:
+            return f"pool {job.pool} has no live node; start an agent with OPENTINKER_AGENT__POOL={job.pool}"
+        case UnschedulableReason.NO_MATCHING_NODES:
+            return f"of {free['nodes']} nodes of pool {job.pool} {_unmatched(state, job)}"
+        case UnschedulableReason.TOO_LARGE:
+            return f"pool {job.pool} has {_capacity(state, job.pool)} in all, on {free['nodes']} nodes; ask for less or add nodes"
+        case UnschedulableReason.NODES_AWAY:
+            return f"it would fit pool {job.pool} if these were there: {_away(state, job.pool)}"
+        case UnschedulableReason.CORDONED:
+            return f"it would fit pool {job.pool}, but {free['cordoned']} of its {free['nodes']} nodes are cordoned"
+    fit = room_for(state, job.pool, job.needs)
+    return (
+        f"pool {job.pool} has {free['gpus']} free GPUs, {format_cpu(free['cpuMillis'])} and {format_bytes(free['memoryBytes'])} free"
+        f" on {free['nodes']} nodes, room for {fit} of its {job.needs.replicas} replicas{_short_of(state, job)}"
+    )
 
 
 def _unmatched(state: State, job: Job) -> str:
@@ -104,7 +110,7 @@ def _unmatched(state: State, job: Job) -> str:
 
 
 def _away(state: State, pool: str) -> str:
-    away = [node for name in sorted(state.pools.get(pool, ())) if not (node := state.nodes[name]).present]
+    away = [node for name in sorted(state.pools[pool]) if not (node := state.nodes[name]).present]
     named = ", ".join(f"{node.name} ({_node_state(node)})" for node in away[:_NAMED_MAX])
     return named + (f" and {len(away) - _NAMED_MAX} others" if len(away) > _NAMED_MAX else "")
 
@@ -112,12 +118,13 @@ def _away(state: State, pool: str) -> str:
 def _short_of(state: State, job: Job) -> str:
     """Nodes that have some of what a replica needs and lack the rest: `; node-1 has a free GPU but 0 CPU`."""
     needs, found = job.needs, []
-    for node in sorted(state.present_nodes(job.pool), key=lambda node: node.name):
+    for node in sorted(state.present_nodes(job.pool), key=lambda node: node.name) if needs.gpus else ():
         free = state.free[node.name]
-        lacks = ([format_cpu(max(0, free.cpu_millis))] if free.cpu_millis < needs.cpu_millis else []) + (
-            [f"{format_bytes(max(0, free.memory_bytes))} of memory"] if free.memory_bytes < needs.memory_bytes else []
-        )
-        if node.open and needs.gpus and len(free.devices) >= needs.gpus and lacks:
+        if not node.open or len(free.devices) < needs.gpus:
+            continue
+        lacks = [format_cpu(max(0, free.cpu_millis))] if free.cpu_millis < needs.cpu_millis else []
+        lacks += [f"{format_bytes(max(0, free.memory_bytes))} of memory"] if free.memory_bytes < needs.memory_bytes else []
+        if lacks:
             found.append(f"{node.name} has {len(free.devices)} free GPU but {' and '.join(lacks)} left")
     return "".join(f"; {text}" for text in found[:_NAMED_MAX])
 

@@ -27,7 +27,7 @@ from opentinker.schemas.messages import SubmitJob
 from opentinker.schemas.records import InputRecord, header_text
 from opentinker.schemas.topics import COMMANDS, EVENTS, JOURNAL, STATUS, dead_letter_topic, topic_table
 
-__all__ = ["Checked", "Marks", "check", "marks", "records_since"]
+__all__ = ["Checked", "Marks", "check", "kind_of", "marks", "records_since"]
 
 _TERMINAL = ("JobCompleted", "JobFailed", "JobCancelled")
 _PHASES = {"JobCompleted": "Completed", "JobFailed": "Failed", "JobCancelled": "Cancelled"}
@@ -71,7 +71,8 @@ def _header(record: InputRecord, name: str) -> str:
     return header_text(record.headers, name) or ""
 
 
-def _kind(record: InputRecord) -> str:
+def kind_of(record: InputRecord) -> str:
+    """The name of its message."""
     return _header(record, "ce_type").removeprefix("io.opentinker.").rpartition(".")[0]
 
 
@@ -169,7 +170,7 @@ async def _histories(settings: KafkaSettings, since: Marks, accepted: set[str], 
     events: dict[str, dict[int, tuple[str, dict[str, Any]]]] = defaultdict(dict)
     for record in await records_since(settings, EVENTS, since):
         event = orjson.loads(record.value)
-        told = (_kind(record), event)
+        told = (kind_of(record), event)
         before = events[event["job_uid"]].setdefault(event["revision"], told)
         if before != told:
             result.complain(f"job {event['job_uid']} revision {event['revision']}: two stories, {before[0]} and {told[0]}")

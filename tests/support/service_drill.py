@@ -20,14 +20,13 @@ from typing import Any
 import orjson
 import psutil
 from agreement import disagreements
-from checker import Checked, Marks, check, marks, records_since
+from checker import Checked, Marks, check, kind_of, marks, records_since
 from opentinker.compose.local.home import Home
 from opentinker.compose.local.layout import settings_of
 from opentinker.compose.local.stack import supervisor_of
 from opentinker.compose.local.supervisor import Supervisor
 from opentinker.compose.runtime.settings import Settings
 from opentinker.producers.client import Client, OpenTinkerError
-from opentinker.schemas.records import InputRecord
 from opentinker.schemas.topics import CHECKPOINTS, EVENTS, METRICS
 from service_faults import FAULTS, troubled_agents
 from trainers_seen import TrainerWatch
@@ -198,13 +197,13 @@ async def _losses(kafka: Any, since: Marks) -> list[float]:
     committed: dict[tuple[str, int], int] = {}
     for record in await records_since(kafka, CHECKPOINTS, since):
         event = orjson.loads(record.value)
-        if _is(record, "CheckpointCommitted"):
+        if kind_of(record) == "CheckpointCommitted":
             key = (event["job_uid"], event["attempt_number"])
             committed[key] = max(committed.get(key, 0), event["global_step"])
     finished = {
         (event["job_uid"], event["attempt_number"])
         for record in await records_since(kafka, EVENTS, since)
-        if _is(record, "AttemptFinished") and (event := orjson.loads(record.value))
+        if kind_of(record) == "AttemptFinished" and (event := orjson.loads(record.value))
     }
     losses = []
     for uid, number in finished:
@@ -214,7 +213,3 @@ async def _losses(kafka: Any, since: Marks) -> list[float]:
             if paces:
                 losses.append(max(0.0, told[-1][0] - kept) / statistics.median(paces) / 1000)
     return losses
-
-
-def _is(record: InputRecord, kind: str) -> bool:
-    return any(name == "ce_type" and value.startswith(f"io.opentinker.{kind}.".encode()) for name, value in record.headers)

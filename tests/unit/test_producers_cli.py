@@ -239,3 +239,16 @@ def test_limits_are_listed_with_what_is_held(gateway: Any) -> None:
     header, line = run("limits", "list").stdout.splitlines()
     assert " ".join(line.split()) == "team-a default 3 200,000 (usual) 2/4 2 GPU 4 CPU 8 GiB 2.5 4 GPU all 1 GPU"
     assert header.split()[:2] == ["NAMESPACE", "POOL"]
+
+
+def test_what_libraries_say_of_connections_is_not_the_commands_word(tmp_path: Path) -> None:
+    code = (
+        "import logging, sys; from opentinker.producers import cli; sys.argv = ['opentinker', 'topics', 'list', '-o', 'name']\n"
+        "try: cli.main()\nexcept SystemExit: pass\n"
+        "for name in ('asyncio', 'aiokafka.conn'): logging.getLogger(name).error('Fatal error on SSL protocol')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"OPENTINKER_HOME": str(tmp_path)}, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout

@@ -119,6 +119,42 @@ async def test_a_call_that_takes_long_says_why_and_ends_within_its_attempts(monk
     assert told[0].endswith("(2 of 3)")
 
 
+NOTHING = {"detail": "Kafka does not answer, so nothing was accepted; try again"}
+UNKNOWN = {"detail": "it is not known whether this was accepted; send the same again with Idempotency-Key: k", "idempotencyKey": "k"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind", "says"),
+    [
+        ([UNKNOWN, NOTHING], errors.UnknownOutcomeError, "Idempotency-Key: k"),
+        ([None, NOTHING], errors.UnknownOutcomeError, "An earlier try was not answered, so it is not known whether this was accepted"),
+        ([UNKNOWN, None], errors.UnreachableError, "it is not known whether this was accepted"),
+        ([NOTHING, NOTHING], errors.UnavailableError, "nothing was accepted"),
+    ],
+)
+async def test_what_may_have_been_accepted_once_is_not_said_to_be_nothing(
+    monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, str] | None], kind: type[Exception], says: str
+) -> None:
+    async def no_wait(seconds: float) -> None:
+        return
+
+    left = list(answers)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        document = left.pop(0)
+        if document is None:
+            raise httpx.ReadTimeout("", request=request)
+        return httpx.Response(503, json=document)
+
+    monkeypatch.setattr(aio.asyncio, "sleep", no_wait)
+    client = AsyncClient("http://127.0.0.1:9", "key", attempts=2)
+    client._http = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://127.0.0.1:9")
+    with pytest.raises(kind, match=says) as raised:
+        await client.submit("{}")
+    assert type(raised.value) is kind
+    await client.close()
+
+
 async def test_a_stream_that_breaks_off_is_said_and_taken_up_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     asked: list[str | None] = []
