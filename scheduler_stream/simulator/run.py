@@ -220,7 +220,8 @@ class _Story:
     def limit(self) -> None:
         """An administrator narrows the queue, or lets the usual limit hold again; or says what is a namespace's own."""
         queued_max = self.limits.choice((0, 2, 5, None, None, None))
-        namespace, fields = self.wishes.choice(_NAMESPACES), {}
+        namespace = self.wishes.choice(_NAMESPACES)
+        fields: dict[str, Any] = {}
         if self.wishes.random() < 0.5:
             amounts = [ResourceLimits(gpus=self.wishes.randint(0, 4), cpu_millis=self.wishes.choice((None, 4_000))) for _ in range(3)]
             fields = {"nominal": amounts[0], "borrowing": self.wishes.choice((None, amounts[1])), "lending": self.wishes.choice((None, amounts[2]))}

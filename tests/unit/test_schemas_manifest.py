@@ -50,7 +50,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("spec.hyperparameters.learning_rate", "x", "spec.hyperparameters.learning_rate: must be a number, got 'x'"),
         ("spec.hyperparameters.gamma", float("nan"), "spec.hyperparameters.gamma: must be a finite number"),
         ("spec.hyperparameters.batch_size", 63, "is not a multiple of batch_size 63"),
-        ("spec.priority", 2, "spec.priority: is not available in this version; remove it"),
+        ("spec.suspend", True, "spec.suspend: is not available in this version; remove it"),
         ("spec.seed", -1, "spec.seed: must be at least 0"),
         ("spec.stop", {"totalSteps": 0}, "spec.stop.totalSteps: must be at least 1"),
         ("spec.maxRuntime", "soon", "spec.maxRuntime: 'soon' is not a duration; write 90s, 10m, 2h or 7d"),
